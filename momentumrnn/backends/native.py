@@ -1,0 +1,207 @@
+"""Layers on torch's own recurrences (oneDNN, cuDNN, packing), at the price of the plain layer.
+
+A linear drive commutes with W, because it acts on time and W on features. So the layer is torch's layer on
+a filtered input, with a further column for each further thing that is driven:
+
+    v_t = step W x̄_t + step b_ih g_t + v_0 f_t,     x̄ = M(x),  g = M(1),  f_t = decay_1 ... decay_t
+
+The bias b_ih is the weight of the column g. The momentum v_0 that a state brings differs from row to row of
+the batch, so row i has f_t in column i of a block whose weight is v_0ᵀ.
+Adam and RMSProp square W x + b_ih: their drive is computed in gate space, all steps at once.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from ..cells import GRU, LSTM, Cell, Elman, Weights
+from ..momentum import Momentum, MomentumState, count, scan, wide
+from ..packing import lengths, pack, pad, rectangular
+from . import reference
+from .stack import Network, Result, stack
+
+_FUNCTIONS: tuple[tuple[Cell, Callable[..., tuple[Tensor, ...]]], ...] = (
+    (LSTM(), torch.lstm),
+    (GRU(), torch.gru),
+    (Elman("tanh"), torch.rnn_tanh),
+    (Elman("relu"), torch.rnn_relu),
+)
+
+
+def _function(cell: Cell) -> Callable[..., tuple[Tensor, ...]] | None:
+    return next((function for known, function in _FUNCTIONS if known == cell), None)
+
+
+def supports(net: Network, sizes: Sequence[int]) -> str:
+    if _function(net.cell) is None:
+        return f"torch has no fused layer for {net.cell!r}"
+    if torch._C._are_functorch_transforms_active():
+        return "torch's fused layers don't run under torch.func transforms such as vmap"
+    return ""
+
+
+def about(net: Network) -> str:
+    if net.momentum is not None and not net.momentum.linear:
+        return "the drive of all steps at once, then a loop over the recurrence"
+    name = f"torch.{getattr(_function(net.cell), '__name__', '')}"
+    return name if net.momentum is None else f"{name} on the filtered input"
+
+
+def run(
+    net: Network,
+    x: Tensor,
+    sizes: Sequence[int],
+    hidden: Sequence[Tensor],
+    moments: MomentumState | None,
+) -> Result:
+    if net.momentum is not None:
+        return stack(layer, net, x, sizes, hidden, moments)
+    return *_plain(net, x, sizes, hidden), None
+
+
+def layer(
+    x: Tensor,
+    sizes: Sequence[int],
+    w: Weights,
+    cell: Cell,
+    momentum: Momentum | None,
+    hidden: Sequence[Tensor],
+    moments: MomentumState | None,
+) -> Result:
+    """See `stack.Layer`."""
+    assert momentum is not None
+    if momentum.linear:
+        columns, weights, after = _filter(x, sizes, w, momentum, moments)
+        net = Network(cell, None, [weights])
+        y, final = _plain(net, columns, sizes, [h.unsqueeze(0) for h in hidden])
+        return y, tuple(h.squeeze(0) for h in final), after
+    a = linear(x, w.ih, w.b_ih)
+    v, n = momentum.moments(pad(a, sizes), moments)
+    # Packed first: where n is 0, in the padding too, the printed readout has no gradient.
+    drive = momentum.readout(pack(v, sizes), pack(n, sizes)).to(a.dtype)
+    y, final, _ = reference.recur(drive, sizes, w, cell, None, hidden, None)
+    return y, final, moments and _at_end(v, n, moments.k, sizes)
+
+
+def _at_end(v: Tensor, n: Tensor, k: Tensor, sizes: Sequence[int]) -> MomentumState:
+    """The state of each row after its own last step, from v and n after every step, (T, B, G)."""
+    taken = lengths(sizes, v.device)
+    end = taken - 1, torch.arange(len(taken), device=v.device)
+    return MomentumState(v[end], n[end], k + taken)
+
+
+def _filter(
+    x: Tensor, sizes: Sequence[int], w: Weights, momentum: Momentum, moments: MomentumState | None
+) -> tuple[Tensor, Weights, MomentumState | None]:
+    """The filtered input, the weights that go with it, and the moments at the end."""
+    z, weight = pad(x, sizes).to(wide(x.dtype)), w.ih
+    if w.b_ih is not None:
+        z = torch.cat([z, z.new_ones(*z.shape[:2], 1)], -1)
+        weight = torch.cat([weight, w.b_ih.unsqueeze(-1)], -1)
+    weight = momentum.step * weight
+    decay = momentum.decays(count(moments and moments.k, len(z), z.device), z)
+    columns, after = scan(decay, z), None
+    if moments is not None:
+        v_0, fade = moments.v, decay.cumprod(0)
+        ends, faded, taken = _at_end(columns, fade, moments.k, sizes)
+        v = linear(ends, weight.to(ends.dtype)) + faded * v_0
+        after = MomentumState(v, moments.n, taken)
+        # The narrower of the two ways to write v_0 f_t as columns times weights.
+        small = len(v_0) <= len(weight)
+        one = torch.eye(len(v_0) if small else len(weight), dtype=v_0.dtype, device=x.device)
+        columns = torch.cat([columns, fade * (one if small else v_0)], -1)
+        weight = torch.cat([weight, (v_0.T if small else one).to(weight.dtype)], -1)
+    return pack(columns, sizes).to(x.dtype), w._replace(ih=weight, b_ih=None), after
+
+
+def _plain(
+    net: Network, x: Tensor, sizes: Sequence[int], hidden: Sequence[Tensor]
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Torch's own layers, all at once."""
+    function = _function(net.cell)
+    assert function is not None
+    params = [p for w in net.weights for p in _params(w)]
+    if x.is_cuda:
+        params = _one_chunk(params)
+    if rectangular(sizes):
+        sequence, last = [pad(x, sizes)], [False]  # batch_first
+    else:
+        sequence, last = [x, torch.tensor(sizes)], []
+    y, *final = function(
+        *sequence,
+        hidden if len(hidden) > 1 else hidden[0],
+        params,
+        net.weights[0].b_hh is not None,
+        len(net.weights) // (2 if net.bidirectional else 1),
+        net.dropout,
+        net.dropout > 0 or torch.is_grad_enabled(),  # training, without which cuDNN has no backward
+        net.bidirectional,
+        *last,
+    )
+    if rectangular(sizes):
+        y = y.flatten(0, 1)
+    if not x.is_cuda or net.dropout > 0:
+        return y, tuple(final)
+    y, *final = _twice_differentiable(net, x, sizes, hidden, [y, *final])
+    return y, tuple(final)
+
+
+def _params(w: Weights) -> list[Tensor]:
+    """In torch's order; torch has both biases or none."""
+    b_ih = torch.zeros_like(w.b_hh) if w.b_ih is None and w.b_hh is not None else w.b_ih
+    return [p for p in (w.ih, w.hh, b_ih, w.b_hh, w.hr) if p is not None]
+
+
+def _one_chunk(params: Sequence[Tensor]) -> list[Tensor]:
+    """The same weights side by side in one piece of memory, matrices first, as cuDNN wants them."""
+    order = sorted(range(len(params)), key=lambda i: params[i].dim() == 1)
+    flat = torch.cat([params[i].flatten() for i in order])
+    pieces = torch.split_with_sizes(flat, [params[i].numel() for i in order])
+    placed = dict(zip(order, pieces, strict=True))
+    return [placed[i].view_as(p) for i, p in enumerate(params)]
+
+
+def _twice_differentiable(
+    net: Network,
+    x: Tensor,
+    sizes: Sequence[int],
+    hidden: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+) -> tuple[Tensor, ...]:
+    """The outputs of cuDNN, whose backward can't be differentiated, with one that can."""
+    present = [[p is not None for p in w] for w in net.weights]
+
+    def again(x: Tensor, *rest: Tensor) -> list[Tensor]:
+        given = iter(rest)
+        hs = [next(given) for _ in hidden]
+        weights = [Weights(*(next(given) if p else None for p in ps)) for ps in present]  # type: ignore[arg-type]
+        y, final, _ = reference.run(net._replace(weights=weights), x, sizes, hs, None)
+        return [y, *final]
+
+    inputs = [x, *hidden, *(p for w in net.weights for p in w if p is not None)]
+    return _Twice.apply(again, len(outputs), *outputs, *inputs)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Twice(torch.autograd.Function):
+    """Passes gradients on to the graph of `outputs`; asked for a graph of gradients, recomputes instead."""
+
+    @staticmethod
+    def forward(ctx: Any, again: Callable[..., Any], count: int, *tensors: Tensor) -> Any:
+        ctx.again, ctx.count = again, count
+        ctx.save_for_backward(*tensors[count:])
+        return tuple(t.view_as(t) for t in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        inputs = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            return None, None, *grads, *(None for _ in inputs)
+        asked = [t for t, need in zip(inputs, ctx.needs_input_grad[2 + ctx.count :], strict=True) if need]
+        found = iter(
+            torch.autograd.grad(ctx.again(*inputs), asked, grads, create_graph=True, allow_unused=True)
+        )
+        to_inputs = (next(found) if need else None for need in ctx.needs_input_grad[2 + ctx.count :])
+        return None, None, *(None for _ in grads), *to_inputs

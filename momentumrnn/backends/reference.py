@@ -1,0 +1,78 @@
+"""The definition of a layer: project, then for each step drive and recur. Any dtype, cell and momentum."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from ..cells import Cell, Weights
+from ..momentum import Momentum, MomentumState
+from .stack import Network, Result, stack
+
+
+def supports(net: Network, sizes: Sequence[int]) -> str:
+    return ""
+
+
+def about(net: Network) -> str:
+    return "the definition, a loop over time"
+
+
+def run(
+    net: Network,
+    x: Tensor,
+    sizes: Sequence[int],
+    hidden: Sequence[Tensor],
+    moments: MomentumState | None,
+) -> Result:
+    return stack(layer, net, x, sizes, hidden, moments)
+
+
+def layer(
+    x: Tensor,
+    sizes: Sequence[int],
+    w: Weights,
+    cell: Cell,
+    momentum: Momentum | None,
+    hidden: Sequence[Tensor],
+    moments: MomentumState | None,
+) -> Result:
+    """See `stack.Layer`."""
+    if momentum is not None and moments is None:
+        moments = momentum.start(sizes[0], len(w.ih), x)
+    return recur(linear(x, w.ih, w.b_ih), sizes, w, cell, momentum, hidden, moments)
+
+
+def recur(
+    a: Tensor,
+    sizes: Sequence[int],
+    w: Weights,
+    cell: Cell,
+    momentum: Momentum | None,
+    hidden: Sequence[Tensor],
+    moments: MomentumState | None,
+) -> Result:
+    """`layer` from its gate inputs a, (N, G), on."""
+    state, ys = tuple(hidden), []
+    for v in torch.split_with_sizes(a, list(sizes)):
+        if momentum is not None and moments is not None:
+            v, now = momentum.update(v, MomentumState(*_first(moments, len(v))))
+            moments = MomentumState(*map(_keep, now, moments))
+        h = _first(state, len(v))
+        h = cell.step(v, linear(h[0], w.hh), w.b_hh, h)
+        if w.hr is not None:
+            h = (linear(h[0], w.hr), *h[1:])
+        ys.append(h[0])
+        state = tuple(map(_keep, h, state))
+    return torch.cat(ys), state, moments
+
+
+def _first(state: Sequence[Tensor], rows: int) -> tuple[Tensor, ...]:
+    """The rows that are still within their sequences."""
+    return tuple(s if len(s) == rows else s[:rows] for s in state)
+
+
+def _keep(new: Tensor, old: Tensor) -> Tensor:
+    """Rows whose sequences have ended keep their last state."""
+    return new if len(new) == len(old) else torch.cat([new, old[len(new) :]])

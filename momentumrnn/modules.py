@@ -1,0 +1,664 @@
+"""Layers that drop in for torch.nn.LSTM, GRU and RNN, their cells, and the state that lets them stream."""
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from . import backends, cells
+from .backends import reference
+from .backends.stack import Network
+from .cells import Cell, Weights
+from .momentum import Momentum, MomentumState, wide
+from .packing import lengths
+
+Device = torch.device | str | int | None
+
+
+class State(NamedTuple):
+    """All that a layer carries from one piece of a sequence to the next.
+
+    hidden: `(h,)`, for an LSTM `(h, c)`, each (L, B, H), L layers; v, n: first and second moment, (L, B, G),
+    G gate rows, or (L, B, 0) where the momentum has none; k: (B,), the steps that each row has taken. An
+    unbatched state lacks the axis B, a cell's the axis L.
+
+    >>> from momentumrnn import HeavyBall
+    >>> lstm = LSTM(3, 5, momentum=HeavyBall(mu=0.9))
+    >>> state = lstm.initial_state(batch_size=2)
+    >>> for chunk in torch.randn(12, 2, 3).split(4):
+    ...     out, state = lstm(chunk, state.detach())
+    >>> state.k
+    tensor([12, 12])
+    """
+
+    hidden: tuple[Tensor, ...]
+    v: Tensor
+    n: Tensor
+    k: Tensor
+
+    def detach(self) -> "State":
+        """The same state, cut off from the graph that made it."""
+        return self._map(Tensor.detach, Tensor.detach)
+
+    def to(self, *args: Any, **kwargs: Any) -> "State":
+        """As `Tensor.to`; k stays an integer."""
+        device = self.v.to(*args, **kwargs).device
+        return self._map(lambda t: t.to(*args, **kwargs), lambda k: k.to(device))
+
+    def select(self, rows: Tensor | Sequence[int] | slice) -> "State":
+        """The state of some rows of the batch: indices, a mask or a slice."""
+        if self.k.dim() == 0:
+            raise ValueError("select: an unbatched State has no rows")
+        if not isinstance(rows, Tensor | Sequence | slice) or isinstance(rows, str):
+            raise TypeError(f"select: rows should be indices, a mask or a slice, got {rows!r}")
+        return self._map(lambda t: t[..., rows, :], lambda k: k[rows])
+
+    def _map(self, of_rows: Callable[[Tensor], Tensor], of_k: Callable[[Tensor], Tensor]) -> "State":
+        hidden = tuple(map(of_rows, self.hidden))
+        return State(hidden, of_rows(self.v), of_rows(self.n), of_k(self.k))
+
+
+class _Module(nn.Module):
+    """What layers and cells share: weights by torch's names, and states read and checked."""
+
+    cell: Cell
+    momentum: Momentum | None
+    hidden_size: int
+    proj_size: int
+    _shown: ClassVar[dict[str, object]]
+
+    def _add_weights(
+        self, suffix: str, columns: int, bias: bool | str, device: Device, dtype: torch.dtype | None
+    ) -> None:
+        rows, out = self.cell.gates * self.hidden_size, self.proj_size or self.hidden_size
+        shapes: dict[str, tuple[int, ...]] = {
+            "weight_ih": (rows, columns),
+            "weight_hh": (rows, out),
+        }
+        if bias is True:
+            shapes["bias_ih"] = (rows,)
+        if bias:
+            shapes["bias_hh"] = (rows,)
+        if self.proj_size:
+            shapes["weight_hr"] = (out, self.hidden_size)
+        for name, shape in shapes.items():
+            empty = torch.empty(shape, device=device, dtype=dtype)
+            self.register_parameter(name + suffix, nn.Parameter(empty))
+
+    def _weights(self, suffix: str) -> Weights:
+        return Weights(*(getattr(self, name + suffix, None) for name in _NAMES))  # type: ignore[arg-type]
+
+    def reset_parameters(self) -> None:
+        """Torch's initialisation: all weights uniform within ±1/sqrt(hidden_size)."""
+        bound = 1 / math.sqrt(self.hidden_size)
+        for weight in self.parameters():
+            nn.init.uniform_(weight, -bound, bound)
+
+    def extra_repr(self) -> str:
+        different = (
+            f"{name}={getattr(self, name)!r}"
+            for name, default in self._shown.items()
+            if getattr(self, name) != default
+        )
+        return ", ".join([f"{self.input_size}, {self.hidden_size}", *different])
+
+    def _zeros(self, lead: tuple[int, ...], like: Tensor, moments: bool) -> State:
+        """The state at a sequence's start; without moments it has torch's part alone."""
+        out = self.proj_size or self.hidden_size
+        sizes = [out] + [self.hidden_size] * (self.cell.states - 1)
+        hidden = tuple(like.new_zeros(*lead, size) for size in sizes)
+        gates = self.cell.gates * self.hidden_size if moments and self.momentum is not None else 0
+        second = 0 if self.momentum is None or self.momentum.linear else gates
+        v = like.new_zeros(*lead, gates, dtype=wide(like.dtype))
+        rows = lead[1:] if isinstance(self, Recurrent) else lead
+        return State(hidden, v, v[..., :second].clone(), like.new_zeros(rows, dtype=torch.int64))
+
+    def _state(self, hx: Any, lead: tuple[int, ...], x: Tensor) -> State:
+        """hx, checked, as a State; zeros for None."""
+        zero = self._zeros(lead, x, moments=isinstance(hx, State))
+        if hx is None:
+            return zero
+        if isinstance(hx, State):
+            given, names = [*hx.hidden, *hx[1:]], [f"hx.hidden[{i}]" for i in range(len(hx.hidden))]
+            names += ["hx.v", "hx.n", "hx.k"]
+        elif self.cell.states == 1:
+            given, names = [hx], ["hx"]
+        elif isinstance(hx, tuple | list):
+            given, names = list(hx), [f"hx[{i}]" for i in range(len(hx))]
+        else:
+            raise TypeError(
+                f"hx should be a tuple of {self.cell.states} tensors or a State, got {type(hx).__name__}"
+            )
+        expected = [*zero.hidden, *zero[1:]] if isinstance(hx, State) else list(zero.hidden)
+        if len(given) != len(expected):
+            raise ValueError(
+                f"{names[0].split('[')[0]} should hold {self.cell.states} tensors, got "
+                f"{len(given) - (3 if isinstance(hx, State) else 0)}"
+            )
+        for name, got, want in zip(names, given, expected, strict=True):
+            _check_like(name, got, want)
+        return hx if isinstance(hx, State) else zero._replace(hidden=tuple(given))
+
+
+class Recurrent(_Module):
+    """A recurrent network of any cell, driven by any momentum, with the options of torch's layers.
+
+        a_t = W x_t + b_ih,   v = momentum(a),   state_t = cell(v_t, U h_{t-1}, b_hh, state_{t-1})
+
+    Arguments, shapes, parameter names and results are those of `torch.nn.LSTM`, and three more:
+
+    bias: also `"hh"`, the recurrent bias alone, so that nothing but W x goes through the momentum.
+    momentum: a `Momentum` such as `HeavyBall(mu=0.6)`; None is the plain layer.
+    backend: "auto" takes the fastest that can run a call; `explain` says which.
+
+    `forward(input, hx)` takes torch's hx and returns torch's tuple, the momentum starting at zero; given a
+    `State` it returns a `State`.
+
+    >>> from momentumrnn import HeavyBall, cells
+    >>> rnn = Recurrent(cells.Elman("modrelu"), 3, 5, bias="hh", momentum=HeavyBall(mu=0.9))
+    >>> out, h = rnn(torch.randn(7, 2, 3))
+    >>> out.shape, h.shape
+    (torch.Size([7, 2, 5]), torch.Size([1, 2, 5]))
+    """
+
+    _shown: ClassVar[dict[str, object]] = {
+        "cell": None,
+        "proj_size": 0,
+        "num_layers": 1,
+        "bias": True,
+        "batch_first": False,
+        "dropout": 0.0,
+        "bidirectional": False,
+        "momentum": None,
+        "backend": "auto",
+    }
+
+    def __init__(
+        self,
+        cell: Cell,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool | str = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        momentum: Momentum | None = None,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        _check_kinds(cell, momentum)
+        _check_size("input_size", input_size)
+        _check_size("hidden_size", hidden_size)
+        _check_size("num_layers", num_layers)
+        _check_size("proj_size", proj_size, least=0)
+        _check_choice("bias", bias, (True, False, "hh"))
+        _check_choice("batch_first", batch_first, (True, False))
+        _check_choice("bidirectional", bidirectional, (True, False))
+        _check_choice("backend", backend, backends.NAMES)
+        if isinstance(dropout, bool) or not isinstance(dropout, int | float):
+            raise TypeError(f"dropout should be a number in [0, 1], got {dropout!r}")
+        if not 0 <= dropout <= 1:
+            raise ValueError(f"dropout should be a number in [0, 1], got {dropout!r}")
+        if dropout > 0 and num_layers == 1:
+            warnings.warn(
+                f"dropout={dropout} acts between layers, and there is one: num_layers=1",
+                stacklevel=3,
+            )
+        if proj_size >= hidden_size:
+            raise ValueError(f"proj_size should be smaller than hidden_size={hidden_size}, got {proj_size}")
+        if proj_size and not cell.projects:
+            raise ValueError(f"proj_size should be 0, since {cell!r} has no projection, got {proj_size}")
+        self.cell = cell
+        self.input_size = input_size
+        self.hidden_size = hidden_size
+        self.num_layers = num_layers
+        self.bias = bias
+        self.batch_first = batch_first
+        self.dropout = float(dropout)
+        self.bidirectional = bidirectional
+        self.proj_size = proj_size
+        self.momentum = momentum
+        self.backend = backend
+        out = (proj_size or hidden_size) * (2 if bidirectional else 1)
+        for suffix in self._suffixes():
+            columns = input_size if suffix.startswith("_l0") else out
+            self._add_weights(suffix, columns, bias, device, dtype)
+        self.reset_parameters()
+
+    def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> tuple[Any, Any]:
+        # Unrolled over time a layer takes minutes to compile; so a graph breaks here, as at torch's layers.
+        if torch.compiler.is_dynamo_compiling():
+            return torch.compiler.disable(self._forward)(input, hx)  # type: ignore[no-any-return, no-untyped-call]
+        return self._forward(input, hx)
+
+    def _forward(self, input: Tensor | PackedSequence, hx: Any) -> tuple[Any, Any]:
+        net = self._network()
+        x, sizes = self._rows(input, net.weights[0].ih)
+        if isinstance(hx, State) and self.bidirectional:
+            raise ValueError(
+                "hx should be torch's, got a State: a bidirectional layer can't stream, since its "
+                "reverse direction begins at the end of the sequence"
+            )
+        packed = input if isinstance(input, PackedSequence) else None
+        batched = isinstance(input, PackedSequence) or input.dim() == 3
+        lead = (len(net.weights), sizes[0]) if batched else (len(net.weights),)
+        state = self._state(hx, lead, x)
+        if not batched:
+            state = state._map(lambda t: t.unsqueeze(-2), lambda k: k.unsqueeze(-1))
+        if packed is not None and packed.sorted_indices is not None:
+            state = state.select(packed.sorted_indices)
+
+        streams = isinstance(hx, State) and self.momentum is not None
+        moments = MomentumState(*state[1:]) if streams else None
+        run = backends.choose(self.backend, net, sizes).run
+        y, hidden, moments = run(net, x, sizes, state.hidden, moments)
+
+        after = State(hidden, *(moments or state[1:]))
+        after = after._replace(k=state.k + lengths(sizes, x.device))
+        if packed is not None and packed.unsorted_indices is not None:
+            after = after.select(packed.unsorted_indices)
+        if not batched:
+            after = after._map(lambda t: t.squeeze(-2), lambda k: k.squeeze(-1))
+        final = after if isinstance(hx, State) else _as_torch(after.hidden)
+        if packed is not None:
+            return PackedSequence(y, *packed[1:]), final
+        out = y.view(len(sizes), sizes[0], -1)
+        if not batched:
+            return out.squeeze(1), final
+        return out.transpose(0, 1) if self.batch_first else out, final
+
+    def initial_state(self, batch_size: int | None = None) -> State:
+        """The State before the first step of `batch_size` sequences; without a size, of one unbatched."""
+        if self.bidirectional:
+            raise ValueError(
+                "initial_state: a bidirectional layer can't stream, since its reverse direction begins at "
+                "the end of the sequence; expected bidirectional=False"
+            )
+        if batch_size is not None:
+            _check_size("batch_size", batch_size)
+        lead = (self.num_layers,) if batch_size is None else (self.num_layers, batch_size)
+        return self._zeros(lead, self._weights("_l0").ih.detach(), moments=True)
+
+    def explain(self, input: Tensor | PackedSequence) -> str:
+        """Which backend will run this input, and why the others won't."""
+        net = self._network()
+        x, sizes = self._rows(input, net.weights[0].ih)
+        what = f"{self.cell!r}, momentum={self.momentum!r}, {x.dtype} on {x.device}"
+        return f"{what}\n{backends.explain(self.backend, net, sizes)}"
+
+    def flatten_parameters(self) -> None:
+        """Nothing to do: where cuDNN wants the weights in one piece, they are joined at each call."""
+
+    @property
+    def all_weights(self) -> list[list[Tensor]]:
+        """The weights of each layer and direction, in torch's order."""
+        return [[w for w in self._weights(s) if w is not None] for s in self._suffixes()]
+
+    def _suffixes(self) -> list[str]:
+        turns = ("", "_reverse") if self.bidirectional else ("",)
+        return [f"_l{layer}{turn}" for layer in range(self.num_layers) for turn in turns]
+
+    def _network(self) -> Network:
+        weights = [self._weights(suffix) for suffix in self._suffixes()]
+        dropout = self.dropout if self.training else 0.0
+        return Network(self.cell, self.momentum, weights, self.bidirectional, dropout)
+
+    def _rows(self, input: Tensor | PackedSequence, weight: Tensor) -> tuple[Tensor, list[int]]:
+        """The input, checked, as packed rows (N, D), and how many of them are in each step."""
+        if isinstance(input, PackedSequence):
+            _check_input(input.data, (2,), self.input_size, weight)
+            return input.data, input.batch_sizes.tolist()
+        _check_input(input, (2, 3), self.input_size, weight)
+        x = input.unsqueeze(1) if input.dim() == 2 else input.transpose(0, 1) if self.batch_first else input
+        if len(x) == 0:
+            raise RuntimeError(f"input should have at least 1 time step, got shape {tuple(input.shape)}")
+        return x.reshape(-1, self.input_size), [x.shape[1]] * len(x)
+
+
+class LSTM(Recurrent):
+    """`torch.nn.LSTM` with a momentum.
+
+        v_t = mu v_{t-1} + step (W x_t + b_ih)         for HeavyBall(mu, step)
+        i, f, g, o = v_t + U h_{t-1} + b_hh
+        c_t = σ(f) c_{t-1} + σ(i) tanh(g),   h_t = σ(o) tanh(c_t)
+
+    Shapes: input (T, B, D), with batch_first (B, T, D), unbatched (T, D), or a PackedSequence; output
+    (T, B, directions * H); h_n and c_n (layers * directions, B, H); with proj_size P, h has P features.
+    Reference: Nguyen et al., MomentumRNN, NeurIPS 2020.
+
+    >>> from momentumrnn import HeavyBall
+    >>> lstm = LSTM(10, 20, num_layers=2, batch_first=True, momentum=HeavyBall(mu=0.6, step=1.0))
+    >>> out, (h, c) = lstm(torch.randn(3, 5, 10))
+    >>> out.shape, h.shape
+    (torch.Size([3, 5, 20]), torch.Size([2, 3, 20]))
+    """
+
+    _shown: ClassVar[dict[str, object]] = {k: d for k, d in Recurrent._shown.items() if k != "cell"}
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool | str = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        momentum: Momentum | None = None,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(
+            cells.LSTM(),
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            proj_size,
+            device,
+            dtype,
+            momentum=momentum,
+            backend=backend,
+        )
+
+
+class GRU(Recurrent):
+    """`torch.nn.GRU` with a momentum, on the inputs of all three gates.
+
+        v_t = mu v_{t-1} + step (W x_t + b_ih)         for HeavyBall(mu, step)
+        r = σ(v_r + U_r h_{t-1} + b_hr),   z = σ(v_z + U_z h_{t-1} + b_hz)
+        n = tanh(v_n + r (U_n h_{t-1} + b_hn)),   h_t = (1 - z) n + z h_{t-1}
+
+    Shapes as in `LSTM`, with the one state h_n.
+
+    >>> from momentumrnn import Nesterov
+    >>> out, h = GRU(3, 5, momentum=Nesterov())(torch.randn(7, 2, 3))
+    >>> out.shape, h.shape
+    (torch.Size([7, 2, 5]), torch.Size([1, 2, 5]))
+    """
+
+    _shown: ClassVar[dict[str, object]] = LSTM._shown
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool | str = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        momentum: Momentum | None = None,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(
+            cells.GRU(),
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            device=device,
+            dtype=dtype,
+            momentum=momentum,
+            backend=backend,
+        )
+
+
+class RNN(Recurrent):
+    """`torch.nn.RNN` with a momentum; nonlinearity "tanh", "relu", "sigmoid" or "modrelu".
+
+        v_t = mu v_{t-1} + step (W x_t + b_ih)         for HeavyBall(mu, step)
+        h_t = f(v_t + U h_{t-1} + b_hh)
+        h_t = sign(y) max(|y| + b_hh, 0),   y = v_t + U h_{t-1}       for modrelu
+
+    Shapes as in `LSTM`, with the one state h_n.
+
+    >>> from momentumrnn import Adam
+    >>> out, h = RNN(3, 5, nonlinearity="relu", momentum=Adam(beta=0.9))(torch.randn(7, 2, 3))
+    >>> out.shape, h.shape
+    (torch.Size([7, 2, 5]), torch.Size([1, 2, 5]))
+    """
+
+    _shown: ClassVar[dict[str, object]] = {"nonlinearity": "tanh", **LSTM._shown}
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        nonlinearity: str = "tanh",
+        bias: bool | str = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        momentum: Momentum | None = None,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(
+            cells.Elman(nonlinearity),
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            device=device,
+            dtype=dtype,
+            momentum=momentum,
+            backend=backend,
+        )
+        self.nonlinearity = nonlinearity
+
+
+class RecurrentCell(_Module):
+    """One step of a recurrent network of any cell, driven by any momentum.
+
+    `forward(input, hx)`, input (B, D) or (D,), takes and returns what torch's cells do; given a `State` it
+    returns a `State`. Only a State carries the momentum from step to step.
+    """
+
+    _shown: ClassVar[dict[str, object]] = {"cell": None, "bias": True, "momentum": None}
+
+    def __init__(
+        self,
+        cell: Cell,
+        input_size: int,
+        hidden_size: int,
+        bias: bool | str = True,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        momentum: Momentum | None = None,
+    ) -> None:
+        super().__init__()
+        _check_kinds(cell, momentum)
+        _check_size("input_size", input_size)
+        _check_size("hidden_size", hidden_size)
+        _check_choice("bias", bias, (True, False, "hh"))
+        self.cell = cell
+        self.input_size = input_size
+        self.hidden_size = hidden_size
+        self.bias = bias
+        self.proj_size = 0
+        self.momentum = momentum
+        self._add_weights("", input_size, bias, device, dtype)
+        self.reset_parameters()
+
+    def forward(self, input: Tensor, hx: Any = None) -> Any:
+        w = self._weights("")
+        _check_input(input, (1, 2), self.input_size, w.ih)
+        batched = input.dim() == 2
+        state = self._state(hx, input.shape[:-1], input)
+        if not batched:
+            input = input.unsqueeze(0)
+            state = state._map(lambda t: t.unsqueeze(-2), lambda k: k.unsqueeze(-1))
+        streams = isinstance(hx, State) and self.momentum is not None
+        if hx is not None and self.momentum is not None and not streams:
+            warnings.warn(
+                f"{type(self).__name__} was given torch's hx, so its momentum starts at zero; to carry "
+                "it from step to step, begin with initial_state() and pass the State on",
+                stacklevel=2,
+            )
+        moments = MomentumState(*state[1:]) if streams else None
+        _, hidden, moments = reference.layer(
+            input, [len(input)], w, self.cell, self.momentum, state.hidden, moments
+        )
+        after = State(hidden, *((moments if streams else None) or state[1:]))._replace(k=state.k + 1)
+        if not batched:
+            after = after._map(lambda t: t.squeeze(-2), lambda k: k.squeeze(-1))
+        return after if isinstance(hx, State) else _as_torch(after.hidden)
+
+    def initial_state(self, batch_size: int | None = None) -> State:
+        """The State before the first step of `batch_size` sequences; without a size, of one unbatched."""
+        if batch_size is not None:
+            _check_size("batch_size", batch_size)
+        lead = () if batch_size is None else (batch_size,)
+        return self._zeros(lead, self.weight_ih.detach(), moments=True)  # type: ignore[operator]
+
+
+class LSTMCell(RecurrentCell):
+    """`torch.nn.LSTMCell` with a momentum: one step of `LSTM`.
+
+    >>> from momentumrnn import HeavyBall
+    >>> cell = LSTMCell(3, 5, momentum=HeavyBall(mu=0.9))
+    >>> state = cell.initial_state(batch_size=2)
+    >>> for x in torch.randn(7, 2, 3):
+    ...     state = cell(x, state)
+    >>> h, c = state.hidden
+    """
+
+    _shown: ClassVar[dict[str, object]] = {"bias": True, "momentum": None}
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool | str = True,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        momentum: Momentum | None = None,
+    ) -> None:
+        super().__init__(cells.LSTM(), input_size, hidden_size, bias, device, dtype, momentum=momentum)
+
+
+class GRUCell(RecurrentCell):
+    """`torch.nn.GRUCell` with a momentum: one step of `GRU`."""
+
+    _shown: ClassVar[dict[str, object]] = LSTMCell._shown
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool | str = True,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        momentum: Momentum | None = None,
+    ) -> None:
+        super().__init__(cells.GRU(), input_size, hidden_size, bias, device, dtype, momentum=momentum)
+
+
+class RNNCell(RecurrentCell):
+    """`torch.nn.RNNCell` with a momentum: one step of `RNN`."""
+
+    _shown: ClassVar[dict[str, object]] = {"nonlinearity": "tanh", **LSTMCell._shown}
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool | str = True,
+        nonlinearity: str = "tanh",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        momentum: Momentum | None = None,
+    ) -> None:
+        cell = cells.Elman(nonlinearity)
+        super().__init__(cell, input_size, hidden_size, bias, device, dtype, momentum=momentum)
+        self.nonlinearity = nonlinearity
+
+
+_NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
+
+
+def _as_torch(hidden: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+    return hidden if len(hidden) > 1 else hidden[0]
+
+
+def _check_kinds(cell: object, momentum: object) -> None:
+    if not isinstance(cell, Cell):
+        raise TypeError(f"cell should be a Cell such as cells.LSTM(), got {cell!r}")
+    if momentum is not None and not isinstance(momentum, Momentum):
+        raise TypeError(f"momentum should be None or a Momentum such as HeavyBall(mu=0.6), got {momentum!r}")
+
+
+def _check_size(name: str, value: object, least: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} should be an integer, got {value!r}")
+    if value < least:
+        raise ValueError(f"{name} should be at least {least}, got {value}")
+
+
+def _check_choice(name: str, value: object, choices: Sequence[object]) -> None:
+    if not any(value is c or (isinstance(c, str) and value == c) for c in choices):
+        one_of = ", ".join(map(repr, choices))
+        kind = ValueError if isinstance(value, str) else TypeError
+        raise kind(f"{name} should be one of {one_of}, got {value!r}")
+
+
+def _check_input(x: object, dims: Sequence[int], features: int, weight: Tensor) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"input should be a Tensor or a PackedSequence, got {type(x).__name__}")
+    if x.dim() not in dims:
+        expected = " or ".join(f"{d}-D" for d in dims)
+        raise ValueError(f"input should be {expected}, got {x.dim()}-D, shape {tuple(x.shape)}")
+    if x.shape[-1] != features:
+        raise RuntimeError(
+            f"input should have input_size={features} features in its last axis, got shape {tuple(x.shape)}"
+        )
+    _check_place("input", x, weight.dtype, weight.device)
+
+
+def _check_like(name: str, got: object, want: Tensor) -> None:
+    if not isinstance(got, Tensor):
+        raise TypeError(f"{name} should be a Tensor, got {type(got).__name__}")
+    if got.shape != want.shape:
+        raise RuntimeError(f"{name} should have shape {tuple(want.shape)}, got {tuple(got.shape)}")
+    _check_place(name, got, want.dtype, want.device)
+
+
+def _check_place(name: str, x: Tensor, dtype: torch.dtype, device: torch.device) -> None:
+    if x.dtype != dtype and not (
+        torch.is_autocast_enabled(device.type) and x.is_floating_point() and dtype.is_floating_point
+    ):
+        raise ValueError(f"{name} should have dtype {dtype}, got {x.dtype}")
+    if x.device != device:
+        raise RuntimeError(f"{name} should be on {device}, got {x.device}")

@@ -1,0 +1,296 @@
+"""What drives a cell: the momenta, and the scan over time that evaluates them. Knows nothing of h.
+
+With `a_t = W x_t + b_ih`, row by row of the batch, k = 0, 1, ... counting the steps of a sequence:
+
+    v_t = decay(k) v_{t-1} + step a_t
+    n_t = beta n_{t-1} + (1 - beta) a_t^2          only if beta is set
+    drive_t = v_t   or   v_t / sqrt(n_t + eps^2)
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class MomentumState(NamedTuple):
+    """What a momentum carries from one step to the next.
+
+    v: (B, G), first moment; n: (B, G), second moment, or (B, 0) where there is none; k: (B,), the steps
+    that each row has taken. None of them depends on h.
+    """
+
+    v: Tensor
+    n: Tensor
+    k: Tensor
+
+
+class Momentum(ABC):
+    """A causal map over time from `a = W x + b_ih` to the drive of a cell.
+
+    A new momentum is a frozen dataclass that writes `decay`; it may set `step`, and `beta` and `eps` if
+    it divides by a second moment.
+
+    >>> @dataclass(frozen=True)
+    ... class Warmup(Momentum):
+    ...     mu: float = 0.9
+    ...
+    ...     def decay(self, k):
+    ...         return self.mu * (1 - 0.5**k)
+    >>> drive, state = Warmup()(torch.ones(3, 1, 1))
+    >>> drive.flatten()
+    tensor([1.0000, 1.4500, 1.9787])
+    """
+
+    step: float = 1.0
+    beta: float | None = None
+    eps: float = 1e-8
+    eps_in_sqrt: bool = True
+
+    @abstractmethod
+    def decay(self, k: Tensor) -> Tensor | float:
+        """The factor on v before step k. k: float64, any shape; returns that shape or a number."""
+
+    def __post_init__(self) -> None:
+        _check(self, "step", self.step, lambda s: s > 0, "a positive number")
+        if self.beta is not None:
+            _check(self, "beta", self.beta, lambda b: 0 <= b < 1, "a number in [0, 1)")
+            _check(self, "eps", self.eps, lambda e: e > 0, "a positive number")
+            if not isinstance(self.eps_in_sqrt, bool):
+                raise TypeError(_message(self, "eps_in_sqrt", self.eps_in_sqrt, "True or False"))
+
+    @property
+    def linear(self) -> bool:
+        """Whether the drive is linear in a, so that it commutes with W."""
+        return self.beta is None
+
+    def start(self, rows: int, width: int, like: Tensor) -> MomentumState:
+        """The state before a sequence's first step, on the device of `like`, in float32 at least."""
+        v = torch.zeros(rows, width, dtype=wide(like.dtype), device=like.device)
+        k = torch.zeros(rows, dtype=torch.int64, device=like.device)
+        return MomentumState(v, torch.zeros_like(v[:, : 0 if self.linear else width]), k)
+
+    def update(self, a: Tensor, state: MomentumState) -> tuple[Tensor, MomentumState]:
+        """One time step, the definition. a: (B, G)."""
+        v, n, k = state
+        z = a.to(wide(a.dtype))
+        v = self.decays(k, z) * v + self.step * z
+        if self.beta is not None:
+            n = self.beta * n + (1 - self.beta) * z * z
+        return self.readout(v, n).to(a.dtype), MomentumState(v, n, k + 1)
+
+    def __call__(self, a: Tensor, state: MomentumState | None = None) -> tuple[Tensor, MomentumState]:
+        """All time steps at once. a: (T, B, G); returns the drive (T, B, G) and the state after T."""
+        v, n = self.moments(a, state)
+        k = torch.zeros(a.shape[1], dtype=torch.int64, device=a.device) if state is None else state.k
+        last = MomentumState(v[-1], n[-1], k + len(a))
+        return self.readout(v, n).to(a.dtype), last
+
+    def moments(self, a: Tensor, state: MomentumState | None = None) -> tuple[Tensor, Tensor]:
+        """v and n after every step, (T, B, G), in float32 at least."""
+        v, n, k = (None, None, None) if state is None else state
+        z = a.to(wide(a.dtype))
+        v = scan(self.decays(count(k, len(z), z.device), z), self.step * z, v)
+        if self.beta is None:
+            return v, v[..., :0]
+        return v, scan(z.new_full((len(z), 1, 1), self.beta), (1 - self.beta) * z * z, n)
+
+    def readout(self, v: Tensor, n: Tensor) -> Tensor:
+        """The drive, from the moments."""
+        if self.linear:
+            return v
+        return v / ((n + self.eps**2).sqrt() if self.eps_in_sqrt else n.sqrt() + self.eps)
+
+    def decays(self, k: Tensor, like: Tensor) -> Tensor:
+        """`decay` at each k as a factor (..., 1) for rows of `like`. k: any shape."""
+        # A schedule is a ratio of counts: in float64 it is right for every dtype of the layer.
+        exact = torch.float32 if k.device.type == "mps" else torch.float64
+        mu = self.decay(k.to(exact))
+        mu = mu if isinstance(mu, Tensor) else torch.tensor(mu, dtype=exact, device=k.device)
+        try:
+            return mu.to(like.dtype).expand(k.shape).unsqueeze(-1)
+        except RuntimeError:
+            raise ValueError(
+                f"{type(self).__name__}.decay returned shape {tuple(mu.shape)} for k of shape "
+                f"{tuple(k.shape)}; expected that shape or a number"
+            ) from None
+
+
+@dataclass(frozen=True)
+class HeavyBall(Momentum):
+    """`v_t = mu v_{t-1} + step a_t`: the paper's MomentumRNN (eq. 9).
+
+    >>> HeavyBall(mu=0.5)(torch.ones(3, 1, 1))[0].flatten()
+    tensor([1.0000, 1.5000, 1.7500])
+    """
+
+    mu: float = 0.6
+    step: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check(self, "mu", self.mu, lambda m: 0 <= m <= 1, "a number in [0, 1]")
+        super().__post_init__()
+
+    def decay(self, k: Tensor) -> float:
+        return self.mu
+
+
+@dataclass(frozen=True)
+class Nesterov(Momentum):
+    """Heavy ball with the schedule `mu_k = k / (k + 3)`: the paper's NAG (section 3.2).
+
+    >>> Nesterov()(torch.ones(3, 1, 1))[0].flatten()
+    tensor([1.0000, 1.2500, 1.5000])
+    """
+
+    step: float = 1.0
+
+    def decay(self, k: Tensor) -> Tensor:
+        return k / (k + 3)
+
+
+@dataclass(frozen=True)
+class ScheduledRestart(Momentum):
+    """Nesterov's schedule begun anew every `every` steps: the paper's SR, F = every.
+
+    >>> ScheduledRestart(every=2)(torch.ones(4, 1, 1))[0].flatten()
+    tensor([1.0000, 1.2500, 1.0000, 1.2500])
+    """
+
+    every: int = 40
+    step: float = 1.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.every, bool) or not isinstance(self.every, int):
+            raise TypeError(_message(self, "every", self.every, "an integer of at least 1"))
+        if self.every < 1:
+            raise ValueError(_message(self, "every", self.every, "an integer of at least 1"))
+        super().__post_init__()
+
+    def decay(self, k: Tensor) -> Tensor:
+        j = k % self.every
+        return j / (j + 3)
+
+
+@dataclass(frozen=True)
+class Adam(Momentum):
+    """Heavy ball divided by the root of a running mean of a²: the paper's AdamRNN (eq. 15).
+
+    The drive is `v / sqrt(n + eps²)`, whose gradient is finite where `W x + b_ih` is exactly 0.
+    `eps_in_sqrt=False` gives the printed `v / (sqrt(n) + eps)`: its gradient is infinite where n = 0, that
+    is until the first step at which `W x + b_ih` is not 0, and turns to nan in training. There is no bias
+    correction. Where `mu² > beta` the drive grows over inputs of 0, until eps stops it.
+
+    >>> Adam(mu=0.0, step=1.0, beta=0.75)(torch.tensor([4.0, -4.0]).view(2, 1, 1))[0].flatten()
+    tensor([ 2.0000, -1.5119])
+    """
+
+    mu: float = 0.6
+    step: float = 1.0
+    beta: float = 0.999
+    eps: float = 1e-8
+    eps_in_sqrt: bool = True
+
+    def __post_init__(self) -> None:
+        _check(self, "mu", self.mu, lambda m: 0 <= m <= 1, "a number in [0, 1]")
+        super().__post_init__()
+
+    def decay(self, k: Tensor) -> float:
+        return self.mu
+
+
+@dataclass(frozen=True)
+class RMSProp(Momentum):
+    """Adam with mu = 0: each `step a_t` divided by the root of a running mean of a².
+
+    >>> RMSProp(beta=0.0)(torch.tensor([4.0, -4.0]).view(2, 1, 1))[0].flatten()
+    tensor([ 1., -1.])
+    """
+
+    step: float = 1.0
+    beta: float = 0.9
+    eps: float = 1e-8
+    eps_in_sqrt: bool = True
+
+    def decay(self, k: Tensor) -> float:
+        return 0.0
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype moments are kept in: sums over time and eps² need more than 16 bits."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def count(k: Tensor | None, steps: int, device: torch.device) -> Tensor:
+    """The index of each of `steps` steps, (T, B) for rows that have taken k steps, (T, 1) for new ones."""
+    t = torch.arange(steps, device=device).unsqueeze(-1)
+    return t if k is None else t + k
+
+
+def scan(decay: Tensor, x: Tensor, initial: Tensor | None = None) -> Tensor:
+    """`v_t = decay_t v_{t-1} + x_t` over the first axis, in O(T) work and without division.
+
+    decay: (T, B, 1), or anything that broadcasts to x; x: (T, B, F); initial: v before the first step,
+    (B, F), else 0. Returns v, (T, B, F); differentiable in all three as often as one likes.
+
+    >>> scan(torch.full((3, 1, 1), 0.5), torch.ones(3, 1, 1)).flatten()
+    tensor([1.0000, 1.5000, 1.7500])
+    """
+    if initial is not None:
+        x = torch.cat([(x[0] + decay[0] * initial).unsqueeze(0), x[1:]])
+    return _Scan.apply(decay, x)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Scan(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, decay: Tensor, x: Tensor) -> Tensor:
+        v = _evaluate(decay, x)
+        ctx.save_for_backward(decay, v if ctx.needs_input_grad[0] else None)
+        return v
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor]:
+        decay, v = ctx.saved_tensors
+        # The adjoint is the same recurrence, backwards: g_t = grad_t + decay_{t+1} g_{t+1}.
+        following = torch.cat([decay[1:], torch.zeros_like(decay[:1])])
+        g = _Scan.apply(following.flip(0), grad.flip(0)).flip(0)  # type: ignore[no-untyped-call]
+        if v is None:
+            return None, g
+        previous = torch.cat([torch.zeros_like(v[:1]), v[:-1]])
+        return (g * previous).sum_to_size(decay.shape), g
+
+
+def _evaluate(decay: Tensor, x: Tensor) -> Tensor:
+    """The scan: in pairs of steps, so that log T passes over whole tensors replace T small ones."""
+    steps = len(x)
+    v = torch.empty_like(x)
+    # A step that keeps the device busy by itself is cheapest one after another: each element moves once.
+    if steps < 8 or x[0].numel() >= (1 << 14 if x.device.type == "cpu" else 1 << 21):
+        now, d, ahead = v.unbind(), decay.unbind(), x.unbind()
+        now[0].copy_(ahead[0])
+        for t in range(1, steps):
+            torch.addcmul(ahead[t], d[t], now[t - 1], out=now[t])
+        return v
+    even, odd = slice(0, steps // 2 * 2, 2), slice(1, None, 2)
+    pairs = torch.addcmul(x[odd], decay[odd], x[even])
+    v[odd] = _evaluate(decay[odd] * decay[even], pairs)
+    v[0] = x[0]
+    later = slice(2, None, 2)
+    torch.addcmul(x[later], decay[later], v[odd][: len(x[later])], out=v[later])
+    return v
+
+
+def _message(owner: object, name: str, value: object, expected: str) -> str:
+    return f"{type(owner).__name__}: {name} should be {expected}, got {value!r}"
+
+
+def _check(owner: object, name: str, value: object, holds: Callable[[float], bool], expected: str) -> None:
+    """Refuses anything but a finite number for which `holds`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(_message(owner, name, value, expected))
+    if not (math.isfinite(value) and holds(value)):
+        raise ValueError(_message(owner, name, value, expected))

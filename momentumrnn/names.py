@@ -1,0 +1,72 @@
+"""The paper's names, as thin spellings: `MomentumLSTM(10, 20, mu=0.6, s=1.0)` is
+`LSTM(10, 20, momentum=HeavyBall(mu=0.6, step=1.0))`, and so on for each momentum, layer and cell.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from .modules import GRU, LSTM, RNN, GRUCell, LSTMCell, Recurrent, RecurrentCell, RNNCell
+from .momentum import Adam, HeavyBall, Momentum, Nesterov, RMSProp, ScheduledRestart
+
+M = TypeVar("M", bound=Recurrent | RecurrentCell)
+
+
+def _spell(prefix: str, kind: type[M], momentum: type[Momentum]) -> Callable[..., M]:
+    name = prefix + kind.__name__
+    fields = [field.name for field in dataclasses.fields(momentum)]  # type: ignore[arg-type]
+
+    def make(*args: Any, **kwargs: Any) -> M:
+        chosen = {field: kwargs.pop(field) for field in fields if field in kwargs}
+        if "s" in kwargs:
+            if "step" in chosen:
+                raise TypeError(f"{name}: s is the paper's letter for step; expected one of them, got both")
+            chosen["step"] = kwargs.pop("s")
+        if "momentum" in kwargs:
+            raise TypeError(f"{name} has its momentum in its name; for another one use {kind.__name__}")
+        return kind(*args, momentum=momentum(**chosen), **kwargs)
+
+    own = [p for p in inspect.signature(kind).parameters.values() if p.name != "momentum"]
+    rates = [p.replace(kind=p.KEYWORD_ONLY) for p in inspect.signature(momentum).parameters.values()]
+    make.__name__ = make.__qualname__ = name
+    make.__module__ = __name__
+    make.__doc__ = f"`{kind.__name__}` with `momentum={momentum.__name__}(...)`; `s` also spells `step`."
+    make.__signature__ = inspect.Signature([*own, *rates])  # type: ignore[attr-defined]
+    return make
+
+
+MomentumLSTM = _spell("Momentum", LSTM, HeavyBall)
+MomentumGRU = _spell("Momentum", GRU, HeavyBall)
+MomentumRNN = _spell("Momentum", RNN, HeavyBall)
+MomentumLSTMCell = _spell("Momentum", LSTMCell, HeavyBall)
+MomentumGRUCell = _spell("Momentum", GRUCell, HeavyBall)
+MomentumRNNCell = _spell("Momentum", RNNCell, HeavyBall)
+
+NAGLSTM = _spell("NAG", LSTM, Nesterov)
+NAGGRU = _spell("NAG", GRU, Nesterov)
+NAGRNN = _spell("NAG", RNN, Nesterov)
+NAGLSTMCell = _spell("NAG", LSTMCell, Nesterov)
+NAGGRUCell = _spell("NAG", GRUCell, Nesterov)
+NAGRNNCell = _spell("NAG", RNNCell, Nesterov)
+
+SRLSTM = _spell("SR", LSTM, ScheduledRestart)
+SRGRU = _spell("SR", GRU, ScheduledRestart)
+SRRNN = _spell("SR", RNN, ScheduledRestart)
+SRLSTMCell = _spell("SR", LSTMCell, ScheduledRestart)
+SRGRUCell = _spell("SR", GRUCell, ScheduledRestart)
+SRRNNCell = _spell("SR", RNNCell, ScheduledRestart)
+
+AdamLSTM = _spell("Adam", LSTM, Adam)
+AdamGRU = _spell("Adam", GRU, Adam)
+AdamRNN = _spell("Adam", RNN, Adam)
+AdamLSTMCell = _spell("Adam", LSTMCell, Adam)
+AdamGRUCell = _spell("Adam", GRUCell, Adam)
+AdamRNNCell = _spell("Adam", RNNCell, Adam)
+
+RMSPropLSTM = _spell("RMSProp", LSTM, RMSProp)
+RMSPropGRU = _spell("RMSProp", GRU, RMSProp)
+RMSPropRNN = _spell("RMSProp", RNN, RMSProp)
+RMSPropLSTMCell = _spell("RMSProp", LSTMCell, RMSProp)
+RMSPropGRUCell = _spell("RMSProp", GRUCell, RMSProp)
+RMSPropRNNCell = _spell("RMSProp", RNNCell, RMSProp)

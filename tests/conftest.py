@@ -1,0 +1,155 @@
+"""What all tests share: the grid of momenta and cells, tolerances, and memory that is never zero by luck."""
+
+import math
+from dataclasses import dataclass
+
+import oracle
+import pytest
+import torch
+from torch import nn
+
+import momentumrnn as mr
+from momentumrnn import cells
+
+torch.set_num_threads(1)
+# Fills what torch.empty returns with nan, so that an element nobody wrote can't pass.
+torch.use_deterministic_algorithms(True)
+
+# Largest allowed difference to float64, relative to the largest entry; beside it the largest seen here.
+TOLERANCE = {
+    torch.float64: 1e-10,  # 3e-14
+    torch.float32: 2e-5,  # 2e-6
+    torch.bfloat16: 5e-2,  # 1e-2
+}
+
+
+@dataclass(frozen=True)
+class Warmup(mr.Momentum):
+    """A user's own linear momentum."""
+
+    mu: float = 0.8
+    step: float = 0.9
+
+    def decay(self, k):
+        return self.mu * (1 - 0.5**k)
+
+
+@dataclass(frozen=True)
+class Warmdam(mr.Momentum):
+    """A user's own momentum with a second moment."""
+
+    step: float = 0.9
+    beta: float = 0.7
+    eps: float = 1e-3
+
+    def decay(self, k):
+        return 0.5 / (k + 1)
+
+
+# A momentum, and its decay for the oracle. A new momentum is one more row.
+MOMENTA = {
+    "None": (None, None),
+    "HeavyBall": (mr.HeavyBall(mu=0.6, step=0.7), lambda k: 0.6),
+    "HeavyBall-0": (mr.HeavyBall(mu=0.0, step=2.0), lambda k: 0.0),
+    "HeavyBall-1": (mr.HeavyBall(mu=1.0, step=0.1), lambda k: 1.0),
+    "Nesterov": (mr.Nesterov(step=0.8), lambda k: k / (k + 3)),
+    "ScheduledRestart": (mr.ScheduledRestart(every=3, step=0.9), lambda k: (k % 3) / (k % 3 + 3)),
+    "Adam": (mr.Adam(mu=0.5, step=0.7, beta=0.9), lambda k: 0.5),
+    "Adam-growing": (mr.Adam(mu=0.6, step=1.0, beta=0.1), lambda k: 0.6),  # mu² > beta
+    "Adam-printed": (mr.Adam(mu=0.5, step=0.7, beta=0.9, eps=0.1, eps_in_sqrt=False), lambda k: 0.5),
+    "RMSProp": (mr.RMSProp(step=0.7, beta=0.3), lambda k: 0.0),
+    "Warmup": (Warmup(), lambda k: 0.8 * (1 - 0.5**k)),
+    "Warmdam": (Warmdam(), lambda k: 0.5 / (k + 1)),
+}
+
+# A cell by the oracle's name. A new cell is one more row.
+CELLS = {
+    "lstm": cells.LSTM(),
+    "gru": cells.GRU(),
+    "tanh": cells.Elman("tanh"),
+    "relu": cells.Elman("relu"),
+    "sigmoid": cells.Elman("sigmoid"),
+    "modrelu": cells.Elman("modrelu"),
+}
+NATIVE = {"lstm", "gru", "tanh", "relu"}
+
+
+def grid():
+    """Every momentum with every cell on every backend that serves it."""
+    return [
+        pytest.param(momentum, cell, backend, id=f"{momentum}-{cell}-{backend}")
+        for momentum in MOMENTA
+        for cell in CELLS
+        for backend in (("native", "reference") if cell in NATIVE else ("reference",))
+    ]
+
+
+def layer(cell, momentum=None, *args, **options):
+    """A float64 layer by the names above."""
+    options.setdefault("dtype", torch.float64)
+    return mr.Recurrent(CELLS[cell], *args, momentum=MOMENTA[momentum or "None"][0], **options)
+
+
+def expected(net, x, lengths=None, hidden=None, moments=None):
+    """What the oracle makes of `net` on the padded, time-major x."""
+    name = next(name for name, cell in CELLS.items() if cell == net.cell)
+    m = net.momentum
+    about = None
+    if m is not None:
+        decay = next(decay for momentum, decay in MOMENTA.values() if momentum == m)
+        about = {"decay": decay, "step": m.step, "beta": m.beta, "eps": m.eps, "printed": not m.eps_in_sqrt}
+    return oracle.run(
+        x,
+        dict(net.named_parameters()),
+        cell=name,
+        momentum=about,
+        num_layers=net.num_layers,
+        bidirectional=net.bidirectional,
+        lengths=lengths,
+        hidden=hidden,
+        moments=moments,
+    )
+
+
+def difference(got, want):
+    """The largest difference, relative to the largest entry expected (at least 1e-3); nan is infinite."""
+    if got is None or want is None:
+        return 0.0 if got is want else math.inf
+    if got.shape != want.shape:
+        return math.inf
+    if want.numel() == 0:
+        return 0.0
+    scale = max(want.detach().abs().max().item(), 1e-3)
+    worst = (got.detach().double() - want.detach().double()).abs().max().item() / scale
+    return math.inf if math.isnan(worst) else worst
+
+
+def assert_same(got, want, dtype=torch.float64):
+    """All tensors of two equal structures within the dtype's tolerance."""
+    got, want = leaves(got), leaves(want)
+    assert len(got) == len(want)
+    for i, (g, w) in enumerate(zip(got, want, strict=True)):
+        assert difference(g, w) <= TOLERANCE[dtype], f"tensor {i} of {len(got)}: {difference(g, w)}"
+
+
+def leaves(tree):
+    """The tensors (and Nones) of nested tuples, lists and packed sequences."""
+    if isinstance(tree, nn.utils.rnn.PackedSequence):
+        return [tree.data]
+    if isinstance(tree, tuple | list):
+        return [leaf for part in tree for leaf in leaves(part)]
+    return [tree]
+
+
+def gradients(outputs, inputs, seed=0):
+    """The gradients of a fixed random combination of all outputs."""
+    outputs = [o for o in leaves(outputs) if o is not None and o.requires_grad]
+    generator = torch.Generator().manual_seed(seed)
+    draws = [torch.randn(o.shape, generator=generator, dtype=torch.float64) for o in outputs]
+    loss = sum((o * d.to(o)).sum() for o, d in zip(outputs, draws, strict=True))
+    return torch.autograd.grad(loss, inputs, allow_unused=True, retain_graph=True)
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
