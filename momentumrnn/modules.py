@@ -271,7 +271,7 @@ class Recurrent(_Module):
         final = after if isinstance(hx, State) else _as_torch(after.hidden)
         if packed is not None:
             return PackedSequence(y, *packed[1:]), final
-        out = y.view(len(sizes), sizes[0], -1)
+        out = y.unflatten(0, (len(sizes), sizes[0]))
         if not batched:
             return out.squeeze(1), final
         return out.transpose(0, 1) if self.batch_first else out, final
@@ -309,7 +309,7 @@ class Recurrent(_Module):
 
     def _network(self) -> Network:
         weights = [self._weights(suffix) for suffix in self._suffixes()]
-        dropout = self.dropout if self.training else 0.0
+        dropout = self.dropout if self.training and self.num_layers > 1 else 0.0
         return Network(self.cell, self.momentum, weights, self.bidirectional, dropout)
 
     def _rows(self, input: Tensor | PackedSequence, weight: Tensor) -> tuple[Tensor, list[int]]:

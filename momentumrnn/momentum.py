@@ -110,7 +110,7 @@ class Momentum(ABC):
         # A schedule is a ratio of counts: in float64 it is right for every dtype of the layer.
         exact = torch.float32 if k.device.type == "mps" else torch.float64
         mu = self.decay(k.to(exact))
-        mu = mu if isinstance(mu, Tensor) else torch.tensor(mu, dtype=exact, device=k.device)
+        mu = mu if isinstance(mu, Tensor) else torch.full((), mu, dtype=exact, device=k.device)
         try:
             return mu.to(like.dtype).expand(k.shape).unsqueeze(-1)
         except RuntimeError:
@@ -141,7 +141,7 @@ class HeavyBall(Momentum):
 
 @dataclass(frozen=True)
 class Nesterov(Momentum):
-    """Heavy ball with the schedule `mu_k = k / (k + 3)`: the paper's NAG (section 3.2).
+    """Heavy ball with the schedule `mu_k = k / (k + 3)`: the paper's NAG (section 2.4).
 
     >>> Nesterov()(torch.ones(3, 1, 1))[0].flatten()
     tensor([1.0000, 1.2500, 1.5000])

@@ -26,7 +26,7 @@ def _places(sizes: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor,
     """Of each packed row its time step and its place in the batch (N,), and where each step begins (T,)."""
     alive = torch.tensor(sizes, device=device)
     begins = alive.cumsum(0) - alive
-    t = torch.arange(len(sizes), device=device).repeat_interleave(alive)
+    t = torch.arange(len(sizes), device=device).repeat_interleave(alive, output_size=sum(sizes))
     return t, torch.arange(len(t), device=device) - begins[t], begins
 
 

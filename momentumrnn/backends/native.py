@@ -123,7 +123,8 @@ def _plain(
     """Torch's own layers, all at once."""
     function = _function(net.cell)
     assert function is not None
-    params = [p for w in net.weights for p in _params(w)]
+    biased = x.is_cuda or net.weights[0].b_hh is not None  # cuDNN's own layout always has biases
+    params = [p for w in net.weights for p in _params(w, biased)]
     if x.is_cuda:
         params = _one_chunk(params)
     if rectangular(sizes):
@@ -134,7 +135,7 @@ def _plain(
         *sequence,
         hidden if len(hidden) > 1 else hidden[0],
         params,
-        net.weights[0].b_hh is not None,
+        biased,
         len(net.weights) // (2 if net.bidirectional else 1),
         net.dropout,
         net.dropout > 0 or torch.is_grad_enabled(),  # training, without which cuDNN has no backward
@@ -149,10 +150,11 @@ def _plain(
     return y, tuple(final)
 
 
-def _params(w: Weights) -> list[Tensor]:
+def _params(w: Weights, biased: bool) -> list[Tensor]:
     """In torch's order; torch has both biases or none."""
-    b_ih = torch.zeros_like(w.b_hh) if w.b_ih is None and w.b_hh is not None else w.b_ih
-    return [p for p in (w.ih, w.hh, b_ih, w.b_hh, w.hr) if p is not None]
+    zero = w.hh.new_zeros(len(w.hh)) if biased else None
+    b_ih, b_hh = (zero if b is None else b for b in (w.b_ih, w.b_hh))
+    return [p for p in (w.ih, w.hh, b_ih, b_hh, w.hr) if p is not None]
 
 
 def _one_chunk(params: Sequence[Tensor]) -> list[Tensor]:

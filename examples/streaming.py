@@ -1,0 +1,32 @@
+"""Streaming: a sequence that arrives in pieces, each with the State that the last one returned."""
+
+import torch
+
+import momentumrnn as mr
+
+lstm = mr.LSTM(3, 8, num_layers=2, momentum=mr.ScheduledRestart(every=10))
+x = torch.randn(100, 4, 3)
+
+whole, end = lstm(x, lstm.initial_state(batch_size=4))
+
+state, pieces = lstm.initial_state(batch_size=4), []
+for chunk in x.split([1, 7, 30, 62]):
+    out, state = lstm(chunk, state)
+    pieces.append(out)
+print("largest difference to the whole:", (torch.cat(pieces) - whole).abs().max().item())
+print("steps taken by each row:", state.k.tolist())
+
+# Rows come and go: keep the first and the last sequence, and go on with those.
+out, state = lstm(torch.randn(5, 2, 3), state.select([0, 3]))
+print("steps taken by each row:", state.k.tolist())
+
+# Truncated backpropagation: detach between pieces, and the momentum goes on across the cut.
+optimizer = torch.optim.SGD(lstm.parameters(), lr=0.1)
+state = lstm.initial_state(batch_size=4)
+for chunk in x.split(25):
+    out, state = lstm(chunk, state.detach())
+    loss = out.square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(f"loss {loss.item():.5f}")

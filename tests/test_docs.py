@@ -1,0 +1,76 @@
+"""What the documentation shows is run: README blocks, docstring examples, the examples folder."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import momentumrnn
+
+ROOT = Path(__file__).parent.parent
+MODULES = [
+    name
+    for _, name, _ in pkgutil.walk_packages(momentumrnn.__path__, "momentumrnn.")
+    if not name.endswith("__main__")
+]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/maths.md"])
+def test_code_blocks_run(page, capsys):
+    """All blocks of a page, one after another, as a reader would type them."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    assert blocks or page != "README.md"
+    shared = {"__name__": "readme"}
+    for block in blocks:
+        exec(compile(block, page, "exec"), shared)
+
+
+def test_the_readme_names_what_exists():
+    """Every `name` in backticks that looks like one of ours is public."""
+    words = re.findall(r"`([A-Z]\w+)[(`]", (ROOT / "README.md").read_text())
+    assert {"LSTM", "HeavyBall", "MomentumLSTM", "State"} <= set(words)
+    assert [w for w in words if not hasattr(momentumrnn, w)] == []
+
+
+@pytest.mark.parametrize("path", re.findall(r"\]\(([\w./]+)\)", (ROOT / "README.md").read_text()))
+def test_links_lead_somewhere(path):
+    assert (ROOT / path).exists()
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstring_examples(name):
+    result = doctest.testmod(importlib.import_module(name), extraglobs={"torch": torch})
+    assert result.failed == 0
+
+
+def test_docstring_examples_are_there():
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    found = [t for name in MODULES for t in finder.find(importlib.import_module(name)) if t.examples]
+    assert len(found) >= 12
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
+def test_examples_run(path):
+    args = ["--steps", "2", "--seeds", "1", "--length", "5"] if path.name == "adding.py" else []
+    done = subprocess.run([sys.executable, path, *args], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_streaming_example_is_exact():
+    done = subprocess.run([sys.executable, ROOT / "examples/streaming.py"], capture_output=True, text=True)
+    assert float(re.search(r"whole: (\S+)", done.stdout)[1]) < 1e-5
+
+
+def test_the_demo_refuses_nonsense():
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples/adding.py", "--length", "1"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "--length" in done.stderr

@@ -1,0 +1,82 @@
+"""Imports point down: the order of design, read from the sources; and what an import costs, reported."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "momentumrnn"
+# Each module and the modules of ours that it may import. A new module needs a line here.
+MAY_IMPORT = {
+    "momentum": set(),
+    "cells": set(),
+    "packing": set(),
+    "backends.stack": {"momentum", "cells", "packing"},
+    "backends.reference": {"momentum", "cells", "backends.stack"},
+    "backends.native": {"momentum", "cells", "packing", "backends.stack", "backends.reference"},
+    "backends": {"momentum", "backends.stack", "backends.native", "backends.reference"},
+    "modules": {"momentum", "cells", "packing", "backends", "backends.stack", "backends.reference"},
+    "names": {"modules", "momentum"},
+    "": {"cells", "modules", "momentum", "names"},
+}
+
+
+def module(path):
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix("__init__").removesuffix(".")
+
+
+def imports(path):
+    """All modules imported in a file: ours without the package's name, others by their first word."""
+    package = module(path).split(".") if path.name == "__init__.py" else module(path).split(".")[:-1]
+    package = [p for p in package if p]
+    ours, others = set(), set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            others |= {name.name.split(".")[0] for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            others.add(node.module.split(".")[0])
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1]
+            if node.module:
+                ours.add(".".join([*base, node.module]))
+            else:
+                ours |= {".".join([*base, name.name]) for name in node.names}
+    return ours, others
+
+
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=[module(p) or "momentumrnn" for p in FILES])
+def test_imports_point_down(path):
+    ours, others = imports(path)
+    assert ours <= MAY_IMPORT[module(path)]
+    assert "momentumrnn" not in others
+    assert others <= {"torch", "numpy", *sys.stdlib_module_names}
+
+
+def test_the_table_is_complete():
+    assert {module(p) for p in FILES} == set(MAY_IMPORT)
+
+
+def test_momentum_and_cells_never_meet():
+    """v never sees h, and h never sees x."""
+    assert "cells" not in MAY_IMPORT["momentum"]
+    assert "momentum" not in MAY_IMPORT["cells"]
+
+
+def test_what_an_import_brings(record_property):
+    """Nothing but torch, numpy and the standard library; the time beside torch's is reported, not judged."""
+    code = (
+        "import sys, time; import torch; before = set(sys.modules); t = time.perf_counter();"
+        "import momentumrnn; t = time.perf_counter() - t;"
+        "new = {m.split('.')[0] for m in set(sys.modules) - before} - set(sys.stdlib_module_names);"
+        "print(t, *sorted(new))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    seconds, *new = done.stdout.split()
+    print(f"import momentumrnn after torch: {float(seconds):.3f} s")
+    record_property("import_seconds", seconds)
+    assert new == ["momentumrnn"]
