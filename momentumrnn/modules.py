@@ -106,42 +106,52 @@ class _Module(nn.Module):
         )
         return ", ".join([f"{self.input_size}, {self.hidden_size}", *different])
 
-    def _zeros(self, lead: tuple[int, ...], like: Tensor, moments: bool) -> State:
-        """The state at a sequence's start; without moments it has torch's part alone."""
-        out = self.proj_size or self.hidden_size
-        sizes = [out] + [self.hidden_size] * (self.cell.states - 1)
-        hidden = tuple(like.new_zeros(*lead, size) for size in sizes)
-        gates = self.cell.gates * self.hidden_size if moments and self.momentum is not None else 0
+    def _shapes(
+        self, lead: tuple[int, ...], dtype: torch.dtype
+    ) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of each tensor of a State, for an input of this dtype."""
+        widths = [self.proj_size or self.hidden_size] + [self.hidden_size] * (self.cell.states - 1)
+        gates = self.cell.gates * self.hidden_size
+        first = 0 if self.momentum is None else gates
         second = 0 if self.momentum is None or self.momentum.linear else gates
-        v = like.new_zeros(*lead, gates, dtype=wide(like.dtype))
         rows = lead[1:] if isinstance(self, Recurrent) else lead
-        return State(hidden, v, v[..., :second].clone(), like.new_zeros(rows, dtype=torch.int64))
+        return {
+            **{f"hidden[{i}]": ((*lead, width), dtype) for i, width in enumerate(widths)},
+            "v": ((*lead, first), wide(dtype)),
+            "n": ((*lead, second), wide(dtype)),
+            "k": (rows, torch.int64),
+        }
 
-    def _state(self, hx: Any, lead: tuple[int, ...], x: Tensor) -> State:
-        """hx, checked, as a State; zeros for None."""
-        zero = self._zeros(lead, x, moments=isinstance(hx, State))
-        if hx is None:
-            return zero
+    def _zeros(self, lead: tuple[int, ...], like: Tensor) -> State:
+        shapes = self._shapes(lead, like.dtype)
+        *hidden, v, n, k = (like.new_zeros(shape, dtype=dtype) for shape, dtype in shapes.values())
+        return State(tuple(hidden), v, n, k)
+
+    def _read(self, hx: Any, lead: tuple[int, ...], x: Tensor) -> State:
+        """hx, checked, as a State; from torch's hx, or None, one without moments."""
+        shapes = self._shapes(lead, x.dtype)
+        states = self.cell.states
         if isinstance(hx, State):
-            given, names = [*hx.hidden, *hx[1:]], [f"hx.hidden[{i}]" for i in range(len(hx.hidden))]
-            names += ["hx.v", "hx.n", "hx.k"]
-        elif self.cell.states == 1:
-            given, names = [hx], ["hx"]
+            given = {f"hx.hidden[{i}]": h for i, h in enumerate(hx.hidden)}
+            given |= {"hx.v": hx.v, "hx.n": hx.n, "hx.k": hx.k}
+        elif hx is None:
+            given = {str(i): x.new_zeros(shapes[f"hidden[{i}]"][0]) for i in range(states)}
+        elif states == 1:
+            given = {"hx": hx}
         elif isinstance(hx, tuple | list):
-            given, names = list(hx), [f"hx[{i}]" for i in range(len(hx))]
+            given = {f"hx[{i}]": h for i, h in enumerate(hx)}
         else:
-            raise TypeError(
-                f"hx should be a tuple of {self.cell.states} tensors or a State, got {type(hx).__name__}"
-            )
-        expected = [*zero.hidden, *zero[1:]] if isinstance(hx, State) else list(zero.hidden)
+            raise TypeError(f"hx should be a tuple of {states} tensors or a State, got {type(hx).__name__}")
+        expected = list(shapes.values())[: None if isinstance(hx, State) else states]
         if len(given) != len(expected):
-            raise ValueError(
-                f"{names[0].split('[')[0]} should hold {self.cell.states} tensors, got "
-                f"{len(given) - (3 if isinstance(hx, State) else 0)}"
-            )
-        for name, got, want in zip(names, given, expected, strict=True):
-            _check_like(name, got, want)
-        return hx if isinstance(hx, State) else zero._replace(hidden=tuple(given))
+            count = len(hx.hidden if isinstance(hx, State) else hx)
+            raise ValueError(f"hx should hold {states} hidden tensors, got {count}")
+        for (name, tensor), (shape, dtype) in zip(given.items(), expected, strict=True):
+            _check_tensor(name, tensor, shape, dtype, x.device)
+        if isinstance(hx, State):
+            return hx
+        none = x.new_zeros(*lead, 0)
+        return State(tuple(given.values()), none, none, x.new_zeros(shapes["k"][0], dtype=torch.int64))
 
 
 class Recurrent(_Module):
@@ -251,7 +261,7 @@ class Recurrent(_Module):
         packed = input if isinstance(input, PackedSequence) else None
         batched = isinstance(input, PackedSequence) or input.dim() == 3
         lead = (len(net.weights), sizes[0]) if batched else (len(net.weights),)
-        state = self._state(hx, lead, x)
+        state = self._read(hx, lead, x)
         if not batched:
             state = state._map(lambda t: t.unsqueeze(-2), lambda k: k.unsqueeze(-1))
         if packed is not None and packed.sorted_indices is not None:
@@ -271,7 +281,7 @@ class Recurrent(_Module):
         final = after if isinstance(hx, State) else _as_torch(after.hidden)
         if packed is not None:
             return PackedSequence(y, *packed[1:]), final
-        out = y.unflatten(0, (len(sizes), sizes[0]))
+        out = y.view(len(sizes), sizes[0], y.shape[-1])
         if not batched:
             return out.squeeze(1), final
         return out.transpose(0, 1) if self.batch_first else out, final
@@ -286,7 +296,7 @@ class Recurrent(_Module):
         if batch_size is not None:
             _check_size("batch_size", batch_size)
         lead = (self.num_layers,) if batch_size is None else (self.num_layers, batch_size)
-        return self._zeros(lead, self._weights("_l0").ih.detach(), moments=True)
+        return self._zeros(lead, self._weights("_l0").ih.detach())
 
     def explain(self, input: Tensor | PackedSequence) -> str:
         """Which backend will run this input, and why the others won't."""
@@ -513,7 +523,7 @@ class RecurrentCell(_Module):
         w = self._weights("")
         _check_input(input, (1, 2), self.input_size, w.ih)
         batched = input.dim() == 2
-        state = self._state(hx, input.shape[:-1], input)
+        state = self._read(hx, input.shape[:-1], input)
         if not batched:
             input = input.unsqueeze(0)
             state = state._map(lambda t: t.unsqueeze(-2), lambda k: k.unsqueeze(-1))
@@ -538,7 +548,7 @@ class RecurrentCell(_Module):
         if batch_size is not None:
             _check_size("batch_size", batch_size)
         lead = () if batch_size is None else (batch_size,)
-        return self._zeros(lead, self.weight_ih.detach(), moments=True)  # type: ignore[operator]
+        return self._zeros(lead, self._weights("").ih.detach())
 
 
 class LSTMCell(RecurrentCell):
@@ -647,12 +657,14 @@ def _check_input(x: object, dims: Sequence[int], features: int, weight: Tensor) 
     _check_place("input", x, weight.dtype, weight.device)
 
 
-def _check_like(name: str, got: object, want: Tensor) -> None:
-    if not isinstance(got, Tensor):
-        raise TypeError(f"{name} should be a Tensor, got {type(got).__name__}")
-    if got.shape != want.shape:
-        raise RuntimeError(f"{name} should have shape {tuple(want.shape)}, got {tuple(got.shape)}")
-    _check_place(name, got, want.dtype, want.device)
+def _check_tensor(
+    name: str, x: object, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} should be a Tensor, got {type(x).__name__}")
+    if x.shape != shape:
+        raise RuntimeError(f"{name} should have shape {shape}, got {tuple(x.shape)}")
+    _check_place(name, x, dtype, device)
 
 
 def _check_place(name: str, x: Tensor, dtype: torch.dtype, device: torch.device) -> None:

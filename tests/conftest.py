@@ -1,7 +1,13 @@
 """What all tests share: the grid of momenta and cells, tolerances, and memory that is never zero by luck."""
 
+import json
 import math
+import os
+import platform
+import subprocess
+import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import oracle
 import pytest
@@ -153,3 +159,33 @@ def gradients(outputs, inputs, seed=0):
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+BEGUN = pytest.StashKey[float]()
+
+
+def pytest_addoption(parser):
+    parser.addoption("--summary", help="write what was run, where and with what result to this JSON file")
+
+
+def pytest_sessionstart(session):
+    session.config.stash[BEGUN] = time.time()
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if not config.getoption("--summary") or hasattr(config, "workerinput"):
+        return
+    git = ["git", "rev-parse", "HEAD"]
+    commit = os.environ.get("MOMENTUMRNN_COMMIT") or subprocess.check_output(git, text=True).strip()
+    outcomes = ("passed", "failed", "error", "skipped")
+    summary = {
+        "command": " ".join(["pytest", *config.invocation_params.args]),
+        "commit": commit,
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "tests": {name: len(terminalreporter.stats.get(name, [])) for name in outcomes},
+        "seconds": round(time.time() - config.stash[BEGUN], 1),
+    }
+    if torch.cuda.is_available():
+        summary["versions"] |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+    Path(config.getoption("--summary")).write_text(json.dumps(summary, indent=2) + "\n")
