@@ -57,7 +57,7 @@ class Elman(Cell):
     states = 1
 
     def __post_init__(self) -> None:
-        if self.nonlinearity not in _NONLINEARITIES:
+        if self.nonlinearity not in list(_NONLINEARITIES):
             names = ", ".join(map(repr, _NONLINEARITIES))
             raise ValueError(f"nonlinearity should be one of {names}, got {self.nonlinearity!r}")
 

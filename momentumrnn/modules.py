@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -55,6 +56,7 @@ class State(NamedTuple):
             raise ValueError("select: an unbatched State has no rows")
         if not isinstance(rows, Tensor | Sequence | slice) or isinstance(rows, str):
             raise TypeError(f"select: rows should be indices, a mask or a slice, got {rows!r}")
+        rows = list(rows) if isinstance(rows, Sequence) else rows
         return self._map(lambda t: t[..., rows, :], lambda k: k[rows])
 
     def _map(self, of_rows: Callable[[Tensor], Tensor], of_k: Callable[[Tensor], Tensor]) -> "State":
@@ -214,7 +216,7 @@ class Recurrent(_Module):
         _check_choice("batch_first", batch_first, (True, False))
         _check_choice("bidirectional", bidirectional, (True, False))
         _check_choice("backend", backend, backends.NAMES)
-        if isinstance(dropout, bool) or not isinstance(dropout, int | float):
+        if isinstance(dropout, bool) or not isinstance(dropout, int | float | Real):
             raise TypeError(f"dropout should be a number in [0, 1], got {dropout!r}")
         if not 0 <= dropout <= 1:
             raise ValueError(f"dropout should be a number in [0, 1], got {dropout!r}")
@@ -532,7 +534,7 @@ class RecurrentCell(_Module):
             warnings.warn(
                 f"{type(self).__name__} was given torch's hx, so its momentum starts at zero; to carry "
                 "it from step to step, begin with initial_state() and pass the State on",
-                stacklevel=2,
+                stacklevel=4,  # past Module.__call__
             )
         moments = MomentumState(*state[1:]) if streams else None
         _, hidden, moments = reference.layer(

@@ -7,7 +7,7 @@ With `a_t = W x_t + b_ih`, row by row of the batch, k = 0, 1, ... counting the s
     drive_t = v_t   or   v_t / sqrt(n_t + eps^2)
 """
 
-import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -292,5 +292,5 @@ def _check(owner: object, name: str, value: object, holds: Callable[[float], boo
     """Refuses anything but a finite number for which `holds`."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(_message(owner, name, value, expected))
-    if not (math.isfinite(value) and holds(value)):
+    if not (abs(value) <= sys.float_info.max and holds(value)):
         raise ValueError(_message(owner, name, value, expected))

@@ -2,7 +2,6 @@
 `LSTM(10, 20, momentum=HeavyBall(mu=0.6, step=1.0))`, and so on for each momentum, layer and cell.
 """
 
-import dataclasses
 import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -15,24 +14,32 @@ M = TypeVar("M", bound=Recurrent | RecurrentCell)
 
 def _spell(prefix: str, kind: type[M], momentum: type[Momentum]) -> Callable[..., M]:
     name = prefix + kind.__name__
-    fields = [field.name for field in dataclasses.fields(momentum)]  # type: ignore[arg-type]
+    own = [p for p in inspect.signature(kind).parameters.values() if p.name != "momentum"]
+    rates = [p.replace(kind=p.KEYWORD_ONLY) for p in inspect.signature(momentum).parameters.values()]
+    letter = inspect.Parameter("s", inspect.Parameter.KEYWORD_ONLY, default=None)
+    signature = inspect.Signature([*own, *rates, letter])
 
     def make(*args: Any, **kwargs: Any) -> M:
-        chosen = {field: kwargs.pop(field) for field in fields if field in kwargs}
+        if "momentum" in kwargs:
+            raise TypeError(
+                f"{name} has its momentum in its name, got momentum={kwargs['momentum']!r}; "
+                f"for another one use {kind.__name__}"
+            )
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{name}: {error}; expected {', '.join(signature.parameters)}") from None
+        chosen = {p.name: kwargs.pop(p.name) for p in rates if p.name in kwargs}
         if "s" in kwargs:
             if "step" in chosen:
                 raise TypeError(f"{name}: s is the paper's letter for step; expected one of them, got both")
             chosen["step"] = kwargs.pop("s")
-        if "momentum" in kwargs:
-            raise TypeError(f"{name} has its momentum in its name; for another one use {kind.__name__}")
         return kind(*args, momentum=momentum(**chosen), **kwargs)
 
-    own = [p for p in inspect.signature(kind).parameters.values() if p.name != "momentum"]
-    rates = [p.replace(kind=p.KEYWORD_ONLY) for p in inspect.signature(momentum).parameters.values()]
     make.__name__ = make.__qualname__ = name
     make.__module__ = __name__
     make.__doc__ = f"`{kind.__name__}` with `momentum={momentum.__name__}(...)`; `s` also spells `step`."
-    make.__signature__ = inspect.Signature([*own, *rates])  # type: ignore[attr-defined]
+    make.__signature__ = signature  # type: ignore[attr-defined]
     return make
 
 

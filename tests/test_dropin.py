@@ -177,8 +177,9 @@ def test_packing_is_kept():
 def test_state_dict(kind, options, momentum):
     """Torch's names, order, shapes and initial values; strict loading both ways; the same attributes."""
     ours, theirs, chosen = KINDS[kind]
+    torch.manual_seed(1)
     net = ours(3, 5, **chosen, **options, momentum=MOMENTA[momentum][0])
-    torch.manual_seed(0)
+    torch.manual_seed(1)
     ref = theirs(3, 5, **chosen, **options)
     names = {name: p.shape for name, p in ref.state_dict().items()}
     assert list(net.state_dict()) == list(names)
@@ -524,7 +525,7 @@ def test_vmap_over_inputs(momentum):
 @pytest.mark.parametrize("kind", KINDS)
 def test_double_backward_in_float32(kind, momentum):
     """The gradient of a gradient penalty, though torch's fast paths are for float32."""
-    net = gentle(kind, momentum, 3, 5, 2, bidirectional=True, dtype=F32)
+    net = gentle(kind, momentum, 3, 5, bidirectional=True, dtype=F32)
     ref = copy.deepcopy(net).double()
     x = torch.randn(4, 2, 3)
 

@@ -4,18 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import (
-    CELLS,
-    MOMENTA,
-    NATIVE,
-    TOLERANCE,
-    assert_same,
-    difference,
-    expected,
-    gradients,
-    layer,
-    leaves,
-)
+from conftest import CELLS, MOMENTA, NATIVE, assert_same, expected, gradients, layer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -27,7 +16,7 @@ TORCH = {"lstm": nn.LSTM, "gru": nn.GRU, "tanh": nn.RNN, "relu": partial(nn.RNN,
 LAYOUTS = ["time first", "batch first", "unbatched", "sorted", "unsorted"]
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
-for_all = settings(derandomize=True, deadline=None, max_examples=60, database=None)
+for_all = settings(derandomize=True, deadline=None, max_examples=100, database=None)
 sizes = partial(st.integers, 1)
 
 

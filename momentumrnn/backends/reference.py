@@ -61,6 +61,9 @@ def recur(
             moments = MomentumState(*map(_keep, now, moments))
         h = _first(state, len(v))
         h = cell.step(v, linear(h[0], w.hh), w.b_hh, h)
+        if not isinstance(h, tuple) or len(h) != cell.states:
+            got = len(h) if isinstance(h, tuple) else type(h).__name__
+            raise TypeError(f"{cell!r}.step should return a tuple of {cell.states} tensors, got {got}")
         if w.hr is not None:
             h = (linear(h[0], w.hr), *h[1:])
         ys.append(h[0])
