@@ -253,7 +253,7 @@ class Recurrent(_Module):
         return self._forward(input, hx)
 
     def _forward(self, input: Tensor | PackedSequence, hx: Any) -> tuple[Any, Any]:
-        net = self._network()
+        net = self._network(input)
         x, sizes = self._rows(input, net.weights[0].ih)
         if isinstance(hx, State) and self.bidirectional:
             raise ValueError(
@@ -302,7 +302,7 @@ class Recurrent(_Module):
 
     def explain(self, input: Tensor | PackedSequence) -> str:
         """Which backend will run this input, and why the others won't."""
-        net = self._network()
+        net = self._network(input)
         x, sizes = self._rows(input, net.weights[0].ih)
         what = f"{self.cell!r}, momentum={self.momentum!r}, {x.dtype} on {x.device}"
         return f"{what}\n{backends.explain(self.backend, net, sizes)}"
@@ -319,10 +319,11 @@ class Recurrent(_Module):
         turns = ("", "_reverse") if self.bidirectional else ("",)
         return [f"_l{layer}{turn}" for layer in range(self.num_layers) for turn in turns]
 
-    def _network(self) -> Network:
+    def _network(self, input: Tensor | PackedSequence) -> Network:
         weights = [self._weights(suffix) for suffix in self._suffixes()]
         dropout = self.dropout if self.training and self.num_layers > 1 else 0.0
-        return Network(self.cell, self.momentum, weights, self.bidirectional, dropout)
+        packed = isinstance(input, PackedSequence)
+        return Network(self.cell, self.momentum, weights, self.bidirectional, dropout, packed)
 
     def _rows(self, input: Tensor | PackedSequence, weight: Tensor) -> tuple[Tensor, list[int]]:
         """The input, checked, as packed rows (N, D), and how many of them are in each step."""

@@ -537,8 +537,9 @@ def test_double_backward_in_float32(kind, momentum):
     assert_same(penalty(net, x), penalty(ref, x.double()), F32)
 
 
-# Dynamo silences this one by itself, but not under pytest's "error".
+# What torch itself warns of when it compiles, and pytest would turn into errors.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("momentum", SOME)
 def test_compile(momentum):
     """A compiled model with a layer inside gives the eager results and gradients."""

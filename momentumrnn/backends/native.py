@@ -127,10 +127,9 @@ def _plain(
     params = [p for w in net.weights for p in _params(w, biased)]
     if x.is_cuda:
         params = _one_chunk(params)
-    if rectangular(sizes):
-        sequence, last = [pad(x, sizes)], [False]  # batch_first
-    else:
-        sequence, last = [x, torch.tensor(sizes)], []
+    # Torch has another path for packed sequences, with other bits, even where all are of one length.
+    packed = net.packed or not rectangular(sizes)
+    sequence, batch_first = ([x, torch.tensor(sizes)], []) if packed else ([pad(x, sizes)], [False])
     y, *final = function(
         *sequence,
         hidden if len(hidden) > 1 else hidden[0],
@@ -140,10 +139,9 @@ def _plain(
         net.dropout,
         net.dropout > 0 or torch.is_grad_enabled(),  # training, without which cuDNN has no backward
         net.bidirectional,
-        *last,
+        *batch_first,
     )
-    if rectangular(sizes):
-        y = y.flatten(0, 1)
+    y = y if packed else y.flatten(0, 1)
     if not x.is_cuda or net.dropout > 0:
         return y, tuple(final)
     y, *final = _twice_differentiable(net, x, sizes, hidden, [y, *final])

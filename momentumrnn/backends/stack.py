@@ -15,13 +15,17 @@ Result = tuple[Tensor, tuple[Tensor, ...], MomentumState | None]
 
 
 class Network(NamedTuple):
-    """What a backend is asked to run; weights: one entry for each layer and direction."""
+    """What a backend is asked to run.
+
+    weights: one entry for each layer and direction; packed: whether the input came as a PackedSequence.
+    """
 
     cell: Cell
     momentum: Momentum | None
     weights: Sequence[Weights]
     bidirectional: bool = False
     dropout: float = 0.0
+    packed: bool = False
 
 
 class Layer(Protocol):
