@@ -1,6 +1,5 @@
 """Your own cell: one class that sets `gates` and `states` and writes `step`. Every momentum drives it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +15,7 @@ class MinimalGated(mr.Cell):
     gates = 2
     states = 1
 
-    def step(self, v: Tensor, r: Tensor, b: Tensor | None, state: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def step(self, v: Tensor, r: Tensor, b: Tensor | None, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         v_f, v_g = v.chunk(2, -1)
         u_f, u_g = (r if b is None else r + b).chunk(2, -1)
         f = (v_f + u_f).sigmoid()

@@ -1,7 +1,7 @@
 """One step of a recurrence: the cells. Knows nothing of x, of momentum or of time."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,6 +30,18 @@ class Cell(ABC):
 
     gates: gate rows for each hidden unit; states: tensors of size (B, H) in the state, h first;
     projects: whether h enters through U alone, so that `proj_size` makes sense.
+
+    >>> @dataclass(frozen=True)
+    ... class Leaky(Cell):
+    ...     gates = 1
+    ...     states = 1
+    ...
+    ...     def step(self, v, r, b, state):
+    ...         return (0.9 * state[0] + 0.1 * (v + r if b is None else v + r + b).tanh(),)
+    >>> from momentumrnn import Nesterov, Recurrent
+    >>> out, h = Recurrent(Leaky(), 3, 5, bidirectional=True, momentum=Nesterov())(torch.randn(7, 2, 3))
+    >>> out.shape
+    torch.Size([7, 2, 10])
     """
 
     gates: int
@@ -37,7 +49,7 @@ class Cell(ABC):
     projects: bool = False
 
     @abstractmethod
-    def step(self, v: Tensor, r: Tensor, b: Tensor | None, state: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def step(self, v: Tensor, r: Tensor, b: Tensor | None, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """v: the drive (B, G); r = h Uᵀ (B, G); b: the recurrent bias (G,) or None; state: (h, ...)."""
 
 
@@ -61,7 +73,7 @@ class Elman(Cell):
             names = ", ".join(map(repr, _NONLINEARITIES))
             raise ValueError(f"nonlinearity should be one of {names}, got {self.nonlinearity!r}")
 
-    def step(self, v: Tensor, r: Tensor, b: Tensor | None, state: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def step(self, v: Tensor, r: Tensor, b: Tensor | None, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (_NONLINEARITIES[self.nonlinearity](v, r, b),)
 
 
@@ -86,7 +98,7 @@ class LSTM(Cell):
     states = 2
     projects = True
 
-    def step(self, v: Tensor, r: Tensor, b: Tensor | None, state: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def step(self, v: Tensor, r: Tensor, b: Tensor | None, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         i, f, g, o = (v + _plus(r, b)).chunk(4, -1)
         c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
         return o.sigmoid() * c.tanh(), c
@@ -99,7 +111,7 @@ class GRU(Cell):
     gates = 3
     states = 1
 
-    def step(self, v: Tensor, r: Tensor, b: Tensor | None, state: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def step(self, v: Tensor, r: Tensor, b: Tensor | None, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         v_r, v_z, v_n = v.chunk(3, -1)
         u_r, u_z, u_n = _plus(r, b).chunk(3, -1)
         z = (v_z + u_z).sigmoid()

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Any, ClassVar, NamedTuple
@@ -46,9 +47,10 @@ class State(NamedTuple):
         return self._map(Tensor.detach, Tensor.detach)
 
     def to(self, *args: Any, **kwargs: Any) -> "State":
-        """As `Tensor.to`; k stays an integer."""
-        device = self.v.to(*args, **kwargs).device
-        return self._map(lambda t: t.to(*args, **kwargs), lambda k: k.to(device))
+        """As `Tensor.to`; moments stay in float32 at least, and k an integer."""
+        hidden = tuple(h.to(*args, **kwargs) for h in self.hidden)
+        device, dtype = hidden[0].device, wide(hidden[0].dtype)
+        return State(hidden, self.v.to(device, dtype), self.n.to(device, dtype), self.k.to(device))
 
     def select(self, rows: Tensor | Sequence[int] | slice) -> "State":
         """The state of some rows of the batch: indices, a mask or a slice."""
@@ -64,6 +66,9 @@ class State(NamedTuple):
         return State(hidden, of_rows(self.v), of_rows(self.n), of_k(self.k))
 
 
+torch.serialization.add_safe_globals([State])  # so that torch.load takes it
+
+
 class _Module(nn.Module):
     """What layers and cells share: weights by torch's names, and states read and checked."""
 
@@ -71,34 +76,35 @@ class _Module(nn.Module):
     momentum: Momentum | None
     hidden_size: int
     proj_size: int
+    bias: bool | str
     _shown: ClassVar[dict[str, object]]
 
-    def _add_weights(
-        self, suffix: str, columns: int, bias: bool | str, device: Device, dtype: torch.dtype | None
-    ) -> None:
+    def _weight_shapes(self, columns: int) -> dict[str, tuple[int, ...]]:
+        """The weights of one direction of one layer, in torch's order."""
         rows, out = self.cell.gates * self.hidden_size, self.proj_size or self.hidden_size
-        shapes: dict[str, tuple[int, ...]] = {
+        return {
             "weight_ih": (rows, columns),
             "weight_hh": (rows, out),
+            **({"bias_ih": (rows,)} if self.bias is True else {}),
+            **({"bias_hh": (rows,)} if self.bias else {}),
+            **({"weight_hr": (out, self.hidden_size)} if self.proj_size else {}),
         }
-        if bias is True:
-            shapes["bias_ih"] = (rows,)
-        if bias:
-            shapes["bias_hh"] = (rows,)
-        if self.proj_size:
-            shapes["weight_hr"] = (out, self.hidden_size)
-        for name, shape in shapes.items():
+
+    def _add_weights(self, suffix: str, columns: int, device: Device, dtype: torch.dtype | None) -> None:
+        for name, shape in self._weight_shapes(columns).items():
             empty = torch.empty(shape, device=device, dtype=dtype)
             self.register_parameter(name + suffix, nn.Parameter(empty))
 
     def _weights(self, suffix: str) -> Weights:
-        return Weights(*(getattr(self, name + suffix, None) for name in _NAMES))  # type: ignore[arg-type]
+        given = {name: getattr(self, name + suffix) for name in self._weight_shapes(0)}
+        return Weights(*map(given.get, ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")))  # type: ignore[arg-type]
 
     def reset_parameters(self) -> None:
         """Torch's initialisation: all weights uniform within ±1/sqrt(hidden_size)."""
         bound = 1 / math.sqrt(self.hidden_size)
-        for weight in self.parameters():
-            nn.init.uniform_(weight, -bound, bound)
+        for name, weight in self.named_parameters():
+            if not name.startswith(("cell.", "momentum.")):
+                nn.init.uniform_(weight, -bound, bound)
 
     def extra_repr(self) -> str:
         different = (
@@ -109,14 +115,14 @@ class _Module(nn.Module):
         return ", ".join([f"{self.input_size}, {self.hidden_size}", *different])
 
     def _shapes(
-        self, lead: tuple[int, ...], dtype: torch.dtype
+        self, rows: tuple[int, ...], dtype: torch.dtype
     ) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Shape and dtype of each tensor of a State, for an input of this dtype."""
+        """Shape and dtype of each tensor of a State for so many rows, () if unbatched, of such an input."""
         widths = [self.proj_size or self.hidden_size] + [self.hidden_size] * (self.cell.states - 1)
         gates = self.cell.gates * self.hidden_size
         first = 0 if self.momentum is None else gates
         second = 0 if self.momentum is None or self.momentum.linear else gates
-        rows = lead[1:] if isinstance(self, Recurrent) else lead
+        lead = (*self._lead(), *rows)
         return {
             **{f"hidden[{i}]": ((*lead, width), dtype) for i, width in enumerate(widths)},
             "v": ((*lead, first), wide(dtype)),
@@ -124,14 +130,18 @@ class _Module(nn.Module):
             "k": (rows, torch.int64),
         }
 
-    def _zeros(self, lead: tuple[int, ...], like: Tensor) -> State:
-        shapes = self._shapes(lead, like.dtype)
+    @abstractmethod
+    def _lead(self) -> tuple[int, ...]:
+        """The leading axis of a State's tensors, before the batch: layers and directions, or none."""
+
+    def _zeros(self, rows: tuple[int, ...], like: Tensor) -> State:
+        shapes = self._shapes(rows, like.dtype)
         *hidden, v, n, k = (like.new_zeros(shape, dtype=dtype) for shape, dtype in shapes.values())
         return State(tuple(hidden), v, n, k)
 
-    def _read(self, hx: Any, lead: tuple[int, ...], x: Tensor) -> State:
+    def _read(self, hx: Any, rows: tuple[int, ...], x: Tensor) -> State:
         """hx, checked, as a State; from torch's hx, or None, one without moments."""
-        shapes = self._shapes(lead, x.dtype)
+        shapes = self._shapes(rows, x.dtype)
         states = self.cell.states
         if isinstance(hx, State):
             given = {f"hx.hidden[{i}]": h for i, h in enumerate(hx.hidden)}
@@ -152,8 +162,8 @@ class _Module(nn.Module):
             _check_tensor(name, tensor, shape, dtype, x.device)
         if isinstance(hx, State):
             return hx
-        none = x.new_zeros(*lead, 0)
-        return State(tuple(given.values()), none, none, x.new_zeros(shapes["k"][0], dtype=torch.int64))
+        none = x.new_zeros(*self._lead(), *rows, 0)
+        return State(tuple(given.values()), none, none, x.new_zeros(rows, dtype=torch.int64))
 
 
 class Recurrent(_Module):
@@ -243,12 +253,12 @@ class Recurrent(_Module):
         out = (proj_size or hidden_size) * (2 if bidirectional else 1)
         for suffix in self._suffixes():
             columns = input_size if suffix.startswith("_l0") else out
-            self._add_weights(suffix, columns, bias, device, dtype)
+            self._add_weights(suffix, columns, device, dtype)
         self.reset_parameters()
 
     def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> tuple[Any, Any]:
         # Unrolled over time a layer takes minutes to compile; so a graph breaks here, as at torch's layers.
-        if torch.compiler.is_dynamo_compiling():
+        if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
             return torch.compiler.disable(self._forward)(input, hx)  # type: ignore[no-any-return, no-untyped-call]
         return self._forward(input, hx)
 
@@ -262,8 +272,7 @@ class Recurrent(_Module):
             )
         packed = input if isinstance(input, PackedSequence) else None
         batched = isinstance(input, PackedSequence) or input.dim() == 3
-        lead = (len(net.weights), sizes[0]) if batched else (len(net.weights),)
-        state = self._read(hx, lead, x)
+        state = self._read(hx, (sizes[0],) if batched else (), x)
         if not batched:
             state = state._map(lambda t: t.unsqueeze(-2), lambda k: k.unsqueeze(-1))
         if packed is not None and packed.sorted_indices is not None:
@@ -275,7 +284,8 @@ class Recurrent(_Module):
         y, hidden, moments = run(net, x, sizes, state.hidden, moments)
 
         after = State(hidden, *(moments or state[1:]))
-        after = after._replace(k=state.k + lengths(sizes, x.device))
+        if isinstance(hx, State):
+            after = after._replace(k=state.k + lengths(sizes, x.device))
         if packed is not None and packed.unsorted_indices is not None:
             after = after.select(packed.unsorted_indices)
         if not batched:
@@ -297,8 +307,7 @@ class Recurrent(_Module):
             )
         if batch_size is not None:
             _check_size("batch_size", batch_size)
-        lead = (self.num_layers,) if batch_size is None else (self.num_layers, batch_size)
-        return self._zeros(lead, self._weights("_l0").ih.detach())
+        return self._zeros(() if batch_size is None else (batch_size,), self._weights("_l0").ih.detach())
 
     def explain(self, input: Tensor | PackedSequence) -> str:
         """Which backend will run this input, and why the others won't."""
@@ -314,6 +323,9 @@ class Recurrent(_Module):
     def all_weights(self) -> list[list[Tensor]]:
         """The weights of each layer and direction, in torch's order."""
         return [[w for w in self._weights(s) if w is not None] for s in self._suffixes()]
+
+    def _lead(self) -> tuple[int, ...]:
+        return (len(self._suffixes()),)
 
     def _suffixes(self) -> list[str]:
         turns = ("", "_reverse") if self.bidirectional else ("",)
@@ -493,6 +505,11 @@ class RecurrentCell(_Module):
 
     `forward(input, hx)`, input (B, D) or (D,), takes and returns what torch's cells do; given a `State` it
     returns a `State`. Only a State carries the momentum from step to step.
+
+    >>> from momentumrnn import Adam, cells
+    >>> cell = RecurrentCell(cells.Elman("modrelu"), 3, 5, momentum=Adam())
+    >>> cell(torch.randn(2, 3), cell.initial_state(batch_size=2)).hidden[0].shape
+    torch.Size([2, 5])
     """
 
     _shown: ClassVar[dict[str, object]] = {"cell": None, "bias": True, "momentum": None}
@@ -519,7 +536,7 @@ class RecurrentCell(_Module):
         self.bias = bias
         self.proj_size = 0
         self.momentum = momentum
-        self._add_weights("", input_size, bias, device, dtype)
+        self._add_weights("", input_size, device, dtype)
         self.reset_parameters()
 
     def forward(self, input: Tensor, hx: Any = None) -> Any:
@@ -550,8 +567,10 @@ class RecurrentCell(_Module):
         """The State before the first step of `batch_size` sequences; without a size, of one unbatched."""
         if batch_size is not None:
             _check_size("batch_size", batch_size)
-        lead = () if batch_size is None else (batch_size,)
-        return self._zeros(lead, self._weights("").ih.detach())
+        return self._zeros(() if batch_size is None else (batch_size,), self._weights("").ih.detach())
+
+    def _lead(self) -> tuple[int, ...]:
+        return ()
 
 
 class LSTMCell(RecurrentCell):
@@ -581,7 +600,11 @@ class LSTMCell(RecurrentCell):
 
 
 class GRUCell(RecurrentCell):
-    """`torch.nn.GRUCell` with a momentum: one step of `GRU`."""
+    """`torch.nn.GRUCell` with a momentum: one step of `GRU`, used as `LSTMCell`.
+
+    >>> GRUCell(3, 5)(torch.randn(2, 3)).shape
+    torch.Size([2, 5])
+    """
 
     _shown: ClassVar[dict[str, object]] = LSTMCell._shown
 
@@ -599,7 +622,11 @@ class GRUCell(RecurrentCell):
 
 
 class RNNCell(RecurrentCell):
-    """`torch.nn.RNNCell` with a momentum: one step of `RNN`."""
+    """`torch.nn.RNNCell` with a momentum: one step of `RNN`, used as `LSTMCell`.
+
+    >>> RNNCell(3, 5, nonlinearity="relu")(torch.randn(2, 3)).shape
+    torch.Size([2, 5])
+    """
 
     _shown: ClassVar[dict[str, object]] = {"nonlinearity": "tanh", **LSTMCell._shown}
 
@@ -619,9 +646,6 @@ class RNNCell(RecurrentCell):
         self.nonlinearity = nonlinearity
 
 
-_NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
-
-
 def _as_torch(hidden: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
     return hidden if len(hidden) > 1 else hidden[0]
 
@@ -629,6 +653,8 @@ def _as_torch(hidden: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
 def _check_kinds(cell: object, momentum: object) -> None:
     if not isinstance(cell, Cell):
         raise TypeError(f"cell should be a Cell such as cells.LSTM(), got {cell!r}")
+    for name in ("gates", "states"):
+        _check_size(f"{type(cell).__name__}.{name}", getattr(cell, name, None))
     if momentum is not None and not isinstance(momentum, Momentum):
         raise TypeError(f"momentum should be None or a Momentum such as HeavyBall(mu=0.6), got {momentum!r}")
 
@@ -671,9 +697,8 @@ def _check_tensor(
 
 
 def _check_place(name: str, x: Tensor, dtype: torch.dtype, device: torch.device) -> None:
-    if x.dtype != dtype and not (
-        torch.is_autocast_enabled(device.type) and x.is_floating_point() and dtype.is_floating_point
-    ):
+    casts = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+    if x.dtype != dtype and not (casts and x.is_floating_point() and dtype.is_floating_point):
         raise ValueError(f"{name} should have dtype {dtype}, got {x.dtype}")
     if x.device != device:
         raise RuntimeError(f"{name} should be on {device}, got {x.device}")

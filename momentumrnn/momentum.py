@@ -11,6 +11,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -55,11 +56,21 @@ class Momentum(ABC):
     def decay(self, k: Tensor) -> Tensor | float:
         """The factor on v before step k. k: float64, any shape; returns that shape or a number."""
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        # Backends evaluate these in their own way: an override would be heard by some of them only.
+        fixed = {"update", "moments", "readout", "decays", "__call__"} & set(vars(cls))
+        if fixed:
+            raise TypeError(
+                f"{cls.__name__}: a momentum writes decay, got its own {', '.join(sorted(fixed))}"
+            )
+
     def __post_init__(self) -> None:
         _check(self, "step", self.step, lambda s: s > 0, "a positive number")
         if self.beta is not None:
             _check(self, "beta", self.beta, lambda b: 0 <= b < 1, "a number in [0, 1)")
-            _check(self, "eps", self.eps, lambda e: e > 0, "a positive number")
+            # The square of a smaller eps is 0 in float32.
+            _check(self, "eps", self.eps, lambda e: e >= 1e-18, "a number of at least 1e-18")
             if not isinstance(self.eps_in_sqrt, bool):
                 raise TypeError(_message(self, "eps_in_sqrt", self.eps_in_sqrt, "True or False"))
 
@@ -81,14 +92,16 @@ class Momentum(ABC):
         v = self.decays(k, z) * v + self.step * z
         if self.beta is not None:
             n = self.beta * n + (1 - self.beta) * z * z
-        return self.readout(v, n).to(a.dtype), MomentumState(v, n, k + 1)
+        return narrow(self.readout(v, n), a.dtype), MomentumState(v, n, k + 1)
 
     def __call__(self, a: Tensor, state: MomentumState | None = None) -> tuple[Tensor, MomentumState]:
         """All time steps at once. a: (T, B, G); returns the drive (T, B, G) and the state after T."""
+        if a.dim() != 3 or len(a) == 0:
+            raise ValueError(f"a should have shape (T, B, G), T at least 1, got {tuple(a.shape)}")
         v, n = self.moments(a, state)
         k = torch.zeros(a.shape[1], dtype=torch.int64, device=a.device) if state is None else state.k
         last = MomentumState(v[-1], n[-1], k + len(a))
-        return self.readout(v, n).to(a.dtype), last
+        return narrow(self.readout(v, n), a.dtype), last
 
     def moments(self, a: Tensor, state: MomentumState | None = None) -> tuple[Tensor, Tensor]:
         """v and n after every step, (T, B, G), in float32 at least."""
@@ -110,14 +123,15 @@ class Momentum(ABC):
         # A schedule is a ratio of counts: in float64 it is right for every dtype of the layer.
         exact = torch.float32 if k.device.type == "mps" else torch.float64
         mu = self.decay(k.to(exact))
-        mu = mu if isinstance(mu, Tensor) else torch.full((), mu, dtype=exact, device=k.device)
-        try:
-            return mu.to(like.dtype).expand(k.shape).unsqueeze(-1)
-        except RuntimeError:
+        if not isinstance(mu, Tensor):
+            _check(self, "what decay(k) returns", mu, lambda m: True, "a number or a tensor like k")
+            mu = torch.full((), mu, dtype=exact, device=k.device)
+        if mu.shape not in ((), k.shape) or mu.device != k.device:
             raise ValueError(
-                f"{type(self).__name__}.decay returned shape {tuple(mu.shape)} for k of shape "
-                f"{tuple(k.shape)}; expected that shape or a number"
-            ) from None
+                f"{type(self).__name__}.decay returned shape {tuple(mu.shape)} on {mu.device} for k of shape "
+                f"{tuple(k.shape)} on {k.device}; expected the same or a number"
+            )
+        return mu.to(like.dtype).expand(k.shape).unsqueeze(-1)
 
 
 @dataclass(frozen=True)
@@ -225,6 +239,13 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
+def narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in that dtype, where too large for it at its largest: a gate so driven is saturated, not nan."""
+    if torch.finfo(dtype).max < torch.finfo(x.dtype).max:
+        x = x.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
+    return x.to(dtype)
+
+
 def count(k: Tensor | None, steps: int, device: torch.device) -> Tensor:
     """The index of each of `steps` steps, (T, B) for rows that have taken k steps, (T, 1) for new ones."""
     t = torch.arange(steps, device=device).unsqueeze(-1)
@@ -246,11 +267,15 @@ def scan(decay: Tensor, x: Tensor, initial: Tensor | None = None) -> Tensor:
 
 
 class _Scan(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, decay: Tensor, x: Tensor) -> Tensor:
-        v = _evaluate(decay, x)
-        ctx.save_for_backward(decay, v if ctx.needs_input_grad[0] else None)
-        return v
+    def forward(decay: Tensor, x: Tensor) -> Tensor:
+        return _evaluate(decay, x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0], output if ctx.needs_input_grad[0] else None)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor]:
@@ -267,30 +292,29 @@ class _Scan(torch.autograd.Function):
 def _evaluate(decay: Tensor, x: Tensor) -> Tensor:
     """The scan: in pairs of steps, so that log T passes over whole tensors replace T small ones."""
     steps = len(x)
-    v = torch.empty_like(x)
     # A step that keeps the device busy by itself is cheapest one after another: each element moves once.
     if steps < 8 or x[0].numel() >= (1 << 14 if x.device.type == "cpu" else 1 << 21):
-        now, d, ahead = v.unbind(), decay.unbind(), x.unbind()
-        now[0].copy_(ahead[0])
-        for t in range(1, steps):
-            torch.addcmul(ahead[t], d[t], now[t - 1], out=now[t])
-        return v
-    even, odd = slice(0, steps // 2 * 2, 2), slice(1, None, 2)
-    pairs = torch.addcmul(x[odd], decay[odd], x[even])
-    v[odd] = _evaluate(decay[odd] * decay[even], pairs)
-    v[0] = x[0]
-    later = slice(2, None, 2)
-    torch.addcmul(x[later], decay[later], v[odd][: len(x[later])], out=v[later])
-    return v
+        v = [x[0]]
+        for d, x_t in zip(decay[1:].unbind(), x[1:].unbind(), strict=True):
+            v.append(torch.addcmul(x_t, d, v[-1]))
+        return torch.stack(v)
+    first, second = slice(0, steps // 2 * 2, 2), slice(1, None, 2)
+    pairs = torch.addcmul(x[second], decay[second], x[first])
+    odd = _evaluate(decay[second] * decay[first], pairs)
+    later = x[2::2]
+    even = torch.cat([x[:1], torch.addcmul(later, decay[2::2], odd[: len(later)])])
+    both = torch.stack([even[: len(odd)], odd], 1).reshape(2 * len(odd), *x.shape[1:])
+    return both if len(even) == len(odd) else torch.cat([both, even[-1:]])
 
 
 def _message(owner: object, name: str, value: object, expected: str) -> str:
     return f"{type(owner).__name__}: {name} should be {expected}, got {value!r}"
 
 
-def _check(owner: object, name: str, value: object, holds: Callable[[float], bool], expected: str) -> None:
+def _check(owner: object, name: str, value: Any, holds: Callable[[float], bool], expected: str) -> None:
     """Refuses anything but a finite number for which `holds`."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    number = isinstance(value, int | float | Real) and not isinstance(value, bool)
+    if not number:
         raise TypeError(_message(owner, name, value, expected))
     if not (abs(value) <= sys.float_info.max and holds(value)):
         raise ValueError(_message(owner, name, value, expected))

@@ -58,6 +58,18 @@ def start(**changes):
 BAD = []
 
 
+class Wordless(mr.Momentum):
+    def decay(self, k):
+        pass
+
+
+class Gateless(mr.Cell):
+    states = 1
+
+    def step(self, v, r, b, state):
+        return state
+
+
 def bad(name, error, parts, call):
     BAD.append(pytest.param(call, error, parts, id=name))
 
@@ -143,8 +155,8 @@ for kind, keyword, error, want, values in [
     (mr.RMSProp, "beta", TypeError, "a number in [0, 1)", ("0.9",)),
     (mr.Nesterov, "step", ValueError, POSITIVE, (0, NAN, INF, -1)),
     (mr.Nesterov, "step", TypeError, POSITIVE, ("1", None)),
-    (mr.Adam, "eps", ValueError, POSITIVE, (0, -1)),
-    (mr.RMSProp, "eps", TypeError, POSITIVE, ("1e-8",)),
+    (mr.Adam, "eps", ValueError, "at least 1e-18", (0, -1, 1e-30)),
+    (mr.RMSProp, "eps", TypeError, "at least 1e-18", ("1e-8",)),
     (mr.Adam, "eps_in_sqrt", TypeError, "True or False", ("yes", 1, None)),
 ]:
     for value in values:
@@ -159,12 +171,20 @@ for kind, keyword, error, want, values in [
 for name, error, parts, call in [
     ("decay-shape", ValueError, ("Crooked.decay", "(7,)", "(4, 1)", "a number"),
         lambda: gru(momentum=Crooked())(x())),
-    ("step-returns-one-state", TypeError, ("Careless", "step", "got 1", "2"),
+    ("step-returns-one-state", TypeError, ("Careless", "step", "got ((2, 5),)", "((2, 5), (2, 5))"),
         lambda: mr.Recurrent(Careless("one"), 3, 5)(x())),
-    ("step-returns-three-states", TypeError, ("Careless", "step", "got 3", "2"),
+    ("step-returns-three-states", TypeError, ("Careless", "step", "got ((2, 5), (2, 5), (2, 5))"),
         lambda: mr.Recurrent(Careless("three"), 3, 5)(x())),
     ("step-returns-a-tensor", TypeError, ("Careless", "step", "got Tensor", "tuple"),
         lambda: mr.Recurrent(Careless("tensor"), 3, 5)(x())),
+
+    ("decay-returns-None", TypeError, ("Wordless", "decay", "None", "a number or a tensor"),
+        lambda: gru(momentum=Wordless())(x())),
+    ("cell-without-gates", TypeError, ("Gateless.gates", "an integer", "None"),
+        lambda: mr.Recurrent(Gateless(), 3, 5)),
+    ("momentum-overrides", TypeError, ("Clip", "decay", "readout"),
+        lambda: type("Clip", (mr.HeavyBall,), {"readout": lambda self, v, n: v})),
+    ("momentum-on-2-D", ValueError, ("a should", "(T, B, G)", "(4, 3)"), lambda: mr.Nesterov()(x(4, 3))),
 
     ("input-1-D", ValueError, ("input", "1-D, shape (3,)", "2-D or 3-D"), lambda: lstm()(x(3))),
     ("input-4-D", ValueError, ("input", "4-D, shape (1, 4, 2, 3)", "2-D or 3-D"),

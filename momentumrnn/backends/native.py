@@ -3,7 +3,7 @@
 A linear drive commutes with W, because it acts on time and W on features. So the layer is torch's layer on
 a filtered input, with a further column for each further thing that is driven:
 
-    v_t = step W x̄_t + step b_ih g_t + v_0 f_t,     x̄ = M(x),  g = M(1),  f_t = decay_1 ... decay_t
+    v_t = W x̄_t + b_ih g_t + v_0 f_t,     x̄ = M(x),  g = M(1),  f_t = decay_1 ... decay_t
 
 The bias b_ih is the weight of the column g. The momentum v_0 that a state brings differs from row to row of
 the batch, so row i has f_t in column i of a block whose weight is v_0ᵀ.
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from ..cells import GRU, LSTM, Cell, Elman, Weights
-from ..momentum import Momentum, MomentumState, count, scan, wide
+from ..momentum import Momentum, MomentumState, count, narrow, scan, wide
 from ..packing import lengths, pack, pad, rectangular
 from . import reference
 from .stack import Network, Result, stack
@@ -81,7 +81,7 @@ def layer(
     a = linear(x, w.ih, w.b_ih)
     v, n = momentum.moments(pad(a, sizes), moments)
     # Packed first: where n is 0, in the padding too, the printed readout has no gradient.
-    drive = momentum.readout(pack(v, sizes), pack(n, sizes)).to(a.dtype)
+    drive = narrow(momentum.readout(pack(v, sizes), pack(n, sizes)), a.dtype)
     y, final, _ = reference.recur(drive, sizes, w, cell, None, hidden, None)
     return y, final, moments and _at_end(v, n, moments.k, sizes)
 
@@ -101,20 +101,29 @@ def _filter(
     if w.b_ih is not None:
         z = torch.cat([z, z.new_ones(*z.shape[:2], 1)], -1)
         weight = torch.cat([weight, w.b_ih.unsqueeze(-1)], -1)
-    weight = momentum.step * weight
     decay = momentum.decays(count(moments and moments.k, len(z), z.device), z)
-    columns, after = scan(decay, z), None
+    columns, after = scan(decay, momentum.step * z), None
     if moments is not None:
         v_0, fade = moments.v, decay.cumprod(0)
         ends, faded, taken = _at_end(columns, fade, moments.k, sizes)
-        v = linear(ends, weight.to(ends.dtype)) + faded * v_0
-        after = MomentumState(v, moments.n, taken)
-        # The narrower of the two ways to write v_0 f_t as columns times weights.
-        small = len(v_0) <= len(weight)
-        one = torch.eye(len(v_0) if small else len(weight), dtype=v_0.dtype, device=x.device)
-        columns = torch.cat([columns, fade * (one if small else v_0)], -1)
-        weight = torch.cat([weight, (v_0.T if small else one).to(weight.dtype)], -1)
-    return pack(columns, sizes).to(x.dtype), w._replace(ih=weight, b_ih=None), after
+        after = MomentumState(linear(ends, weight.to(ends.dtype)) + faded * v_0, moments.n, taken)
+        blocks = _as_columns(fade, narrow(v_0, x.dtype))
+        columns = torch.cat([columns, *(column for column, _ in blocks)], -1)
+        weight = torch.cat([weight, *(w_0.to(weight.dtype) for _, w_0 in blocks)], -1)
+    return narrow(pack(columns, sizes), x.dtype), w._replace(ih=weight, b_ih=None), after
+
+
+def _as_columns(fade: Tensor, v_0: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """fade v_0, (T, B, G), as columns and their weights: B or G columns, whichever are fewer."""
+    rows, gates = v_0.shape
+    one = torch.eye(min(rows, gates), dtype=v_0.dtype, device=v_0.device)
+    if gates < rows:
+        return [(fade * v_0, one)]
+    # As a weight v_0 meets all rows, with factors of 0: a nan in it would not stay in its row. So it enters
+    # as 0, and a last column spoils that row alone.
+    finite = v_0.isfinite()
+    spoilt = (v_0 - v_0).sum(-1, keepdim=True).detach().expand(len(fade), -1, 1)
+    return [(fade * one, v_0.where(finite, 0).T), (spoilt, v_0.new_ones(gates, 1))]
 
 
 def _plain(
@@ -129,7 +138,9 @@ def _plain(
         params = _one_chunk(params)
     # Torch has another path for packed sequences, with other bits, even where all are of one length.
     packed = net.packed or not rectangular(sizes)
-    sequence, batch_first = ([x, torch.tensor(sizes)], []) if packed else ([pad(x, sizes)], [False])
+    sequence, batch_first = (
+        ([x, torch.tensor(sizes, device="cpu")], []) if packed else ([pad(x, sizes)], [False])
+    )
     y, *final = function(
         *sequence,
         hidden if len(hidden) > 1 else hidden[0],

@@ -54,21 +54,27 @@ def recur(
     moments: MomentumState | None,
 ) -> Result:
     """`layer` from its gate inputs a, (N, G), on."""
-    state, ys = tuple(hidden), []
+    # Under autocast a is narrower than the states and biases that came with it.
+    state, ys = tuple(h.to(a.dtype) for h in hidden), []
+    b_hh = None if w.b_hh is None else w.b_hh.to(a.dtype)
     for v in torch.split_with_sizes(a, list(sizes)):
         if momentum is not None and moments is not None:
             v, now = momentum.update(v, MomentumState(*_first(moments, len(v))))
             moments = MomentumState(*map(_keep, now, moments))
-        h = _first(state, len(v))
-        h = cell.step(v, linear(h[0], w.hh), w.b_hh, h)
-        if not isinstance(h, tuple) or len(h) != cell.states:
-            got = len(h) if isinstance(h, tuple) else type(h).__name__
-            raise TypeError(f"{cell!r}.step should return a tuple of {cell.states} tensors, got {got}")
+        old = _first(state, len(v))
+        h = cell.step(v, linear(old[0], w.hh), b_hh, old)
         if w.hr is not None:
             h = (linear(h[0], w.hr), *h[1:])
+        if not isinstance(h, tuple) or [s.shape for s in h] != [s.shape for s in old]:
+            expected = f"a tuple of tensors like its state, {_shapes(old)}"
+            raise TypeError(f"{cell!r}.step should return {expected}, got {_shapes(h)}")
         ys.append(h[0])
         state = tuple(map(_keep, h, state))
     return torch.cat(ys), state, moments
+
+
+def _shapes(h: object) -> object:
+    return tuple(tuple(s.shape) for s in h) if isinstance(h, tuple) else type(h).__name__
 
 
 def _first(state: Sequence[Tensor], rows: int) -> tuple[Tensor, ...]:

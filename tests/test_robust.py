@@ -1,0 +1,158 @@
+"""What goes wrong elsewhere and must not here: poisoned rows, 16-bit overflow, transforms, odd users."""
+
+import io
+
+import pytest
+import torch
+from conftest import CELLS, MOMENTA, NATIVE, assert_same, layer
+from torch import nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.rnn import pack_padded_sequence
+
+import momentumrnn as mr
+
+LINEAR = ["HeavyBall", "ScheduledRestart", "Warmup"]
+
+
+@pytest.mark.parametrize("momentum", sorted(set(MOMENTA) - {"None"}))
+@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize("rows", [4, 25], ids=["few rows", "many rows"])
+def test_a_spoilt_row_spoils_no_other(momentum, backend, rows):
+    """Also in the next piece, where the momentum of all rows meets in one product."""
+    net = layer("lstm", momentum, 3, 5, backend=backend)
+    x = torch.randn(6, rows, 3, dtype=torch.float64)
+    x[2, 1, 0] = torch.nan
+    out, state = net(x, net.initial_state(rows))
+    again, _ = net(torch.randn(2, rows, 3, dtype=torch.float64), state)
+    others = torch.arange(rows) != 1
+    assert again[:, others].isfinite().all()
+    assert out[:, others].isfinite().all()
+    assert out[2:, 1].isnan().all()
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_float16_range(backend):
+    """A momentum beyond float16 saturates gates, and its row alone; a drive beyond it has a gradient."""
+    net = mr.LSTM(2, 3, momentum=mr.HeavyBall(1.0), backend=backend).half()
+    x = torch.zeros(300, 3, 2)
+    x[:, 1] = 1000
+    _, state = net(x.half(), net.initial_state(3))
+    assert state.v.abs().max() > 65504
+    assert net(torch.zeros(2, 3, 2).half(), state)[0].isfinite().all()
+    adam = mr.LSTM(2, 3, bias=False, momentum=mr.Adam(0.6, 1.0, 0.01), backend=backend).half()
+    out, _ = adam(torch.cat([torch.full((5, 1, 2), 0.5), torch.zeros(20, 1, 2)]).half())
+    out.sum().backward()
+    assert all(p.grad.isfinite().all() for p in adam.parameters())
+
+
+def test_float16_step_goes_into_the_filter():
+    """mu = 0.99, step = 0.01 passes a constant with gain 1, and never holds a hundred times that."""
+    net = mr.LSTM(2, 3, momentum=mr.HeavyBall(0.99, 0.01))
+    with torch.no_grad():
+        net.weight_ih_l0.mul_(0.01)
+    x = torch.full((800, 1, 2), 1000.0)
+    want = net(x)[0]
+    assert (net.half()(x.half())[0] - want).abs().max() < 5e-2
+
+
+# What torch itself does and warns of when it traces a Function.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("momentum", ["None", *LINEAR, "Adam"])
+@pytest.mark.parametrize("strict", [False, True])
+def test_export(momentum, strict):
+    """A model with layers inside is exported, and the program differentiates."""
+    model = nn.Sequential(nn.Linear(3, 3), layer("lstm", momentum, 3, 5, 2, dtype=torch.float32))
+    x = torch.randn(9, 2, 3)
+    program = torch.export.export(model, (x,), strict=strict).module()
+    out, final = program(x)
+    assert_same((out, final), model(x), torch.float32)
+    out.sum().backward()
+
+
+@pytest.mark.parametrize("momentum", ["None", *LINEAR, "Adam"])
+def test_batched_gradients(momentum):
+    net = layer("lstm", momentum, 3, 5)
+    x = torch.randn(10, 1, 3, dtype=torch.float64)
+
+    def loss(x):
+        return net(x)[0].sum((0, 1))
+
+    jacobian = torch.autograd.functional.jacobian
+    assert_same(jacobian(loss, x, vectorize=True), jacobian(loss, x))
+
+
+@pytest.mark.parametrize("momentum", sorted(set(MOMENTA) - {"None"}))
+def test_a_momentum_under_transforms(momentum):
+    m, _ = MOMENTA[momentum]
+    a = torch.randn(4, 9, 2, 3, dtype=torch.float64)
+    assert_same(torch.vmap(lambda a: m(a)[0])(a), torch.stack([m(one)[0] for one in a]))
+    one = a[0].clone().requires_grad_()
+    (want,) = torch.autograd.grad(m(one)[0].square().sum(), one)
+    assert_same(torch.func.grad(lambda a: m(a)[0].square().sum())(a[0]), want)
+
+
+@pytest.mark.parametrize("momentum", ["None", "HeavyBall"])
+def test_packed_under_a_default_device(momentum):
+    net = layer("lstm", momentum, 3, 5)
+    packed = pack_padded_sequence(torch.randn(6, 4, 3, dtype=torch.float64), torch.tensor([6, 3, 2, 1]))
+    want = net(packed)[0].data
+    with torch.device("meta"):
+        assert torch.equal(net(packed)[0].data, want)
+
+
+def test_a_broken_parametrisation_is_heard():
+    class Typo(nn.Module):
+        def forward(self, w):
+            return w.doubled
+
+    net = mr.LSTM(3, 5, momentum=mr.HeavyBall())
+    parametrize.register_parametrization(net, "bias_ih_l0", Typo(), unsafe=True)
+    with pytest.raises(AttributeError, match=r"bias_ih_l0|doubled"):
+        net(torch.randn(4, 2, 3))
+
+
+def test_a_cell_with_parameters_keeps_them():
+    class Scaled(nn.Module, mr.Cell):
+        gates = 1
+        states = 1
+
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(7.0))
+
+        def step(self, v, r, b, state):
+            return (self.scale * (v + r + b).tanh(),)
+
+    net = mr.Recurrent(Scaled(), 3, 5, momentum=mr.HeavyBall())
+    assert net.cell.scale.item() == 7
+    net(torch.randn(4, 2, 3))[0].sum().backward()
+    assert net.cell.scale.grad is not None
+
+
+@pytest.mark.parametrize("momentum", ["None", "HeavyBall", "Adam"])
+@pytest.mark.parametrize("cell", sorted(CELLS))
+def test_autocast_dtype(momentum, cell):
+    """Every cell, momentum and backend returns what torch's layer does: autocast's dtype."""
+    for backend in ["native", "reference"] if cell in NATIVE - {"gru"} else ["reference"]:
+        net = layer(cell, momentum, 3, 5, dtype=torch.float32, backend=backend)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert net(torch.randn(4, 2, 3))[0].dtype == torch.bfloat16
+
+
+def test_a_state_moves_with_its_layer():
+    net = mr.LSTM(3, 5, momentum=mr.Adam())
+    _, state = net(torch.randn(4, 2, 3), net.initial_state(2))
+    out, state = net.bfloat16()(torch.randn(4, 2, 3).bfloat16(), state.detach().to(torch.bfloat16))
+    assert out.dtype == torch.bfloat16
+    assert (state.v.dtype, state.n.dtype, state.k.tolist()) == (torch.float32, torch.float32, [8, 8])
+
+
+def test_a_state_is_saved_and_loaded():
+    state = mr.LSTM(3, 5, momentum=mr.Adam()).initial_state(2)
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    again = torch.load(file)
+    assert isinstance(again, mr.State)
+    assert_same(again, state)
