@@ -258,7 +258,9 @@ class Recurrent(_Module):
 
     def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> tuple[Any, Any]:
         # Unrolled over time a layer takes minutes to compile; so a graph breaks here, as at torch's layers.
-        if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
+        # The flag itself, since torch 2.11 answers is_exporting() with True whenever it compiles.
+        exporting = getattr(torch.compiler, "_is_exporting_flag", False)
+        if torch.compiler.is_dynamo_compiling() and not exporting:
             return torch.compiler.disable(self._forward)(input, hx)  # type: ignore[no-any-return, no-untyped-call]
         return self._forward(input, hx)
 
@@ -697,7 +699,7 @@ def _check_tensor(
 
 
 def _check_place(name: str, x: Tensor, dtype: torch.dtype, device: torch.device) -> None:
-    casts = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+    casts = device.type != "meta" and torch.is_autocast_enabled(device.type)
     if x.dtype != dtype and not (casts and x.is_floating_point() and dtype.is_floating_point):
         raise ValueError(f"{name} should have dtype {dtype}, got {x.dtype}")
     if x.device != device:
