@@ -1,4 +1,4 @@
-"""Layers on torch's own recurrences (oneDNN, cuDNN, packing), at the price of the plain layer.
+"""Layers on torch's own recurrences: oneDNN, cuDNN and torch's packing do the work.
 
 A linear drive commutes with W, because it acts on time and W on features. So the layer is torch's layer on
 a filtered input, with a further column for each further thing that is driven:
