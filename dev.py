@@ -1,7 +1,7 @@
 """Set up, demonstrate and test momentumrnn from a bare Python 3.11+; knows nothing of the library.
 
 usage: python3 dev.py setup                   make .venv, once, with all that the rest needs
-       python3 dev.py demo                    run examples/adding.py
+       python3 dev.py demo [arguments...]     run examples/adding.py
        python3 dev.py lint                    ruff check, ruff format --check, mypy
        python3 dev.py test [pytest args...]   lint, then pytest in two processes
 
@@ -74,8 +74,12 @@ def main(command: str = "", *args: str) -> int:
     test = ["-m", "pytest", "-n", "2", *args]  # pytest heeds the last -n, so the user's wins
     demo = ["examples/adding.py", *args]
     commands = {"setup": [], "demo": [demo], "lint": lint, "test": [*lint, test]}
+    if command in ("-h", "--help"):
+        print(__doc__)
+        return 0
     if command not in commands or (args and command in ("setup", "lint")):
-        print(__doc__, file=sys.stderr)
+        wrong = " ".join([command, *args]) or "nothing"
+        print(f"{__doc__}\nexpected one of {', '.join(commands)}, got {wrong}", file=sys.stderr)
         return 2
     if not setup():
         print("The environment could not be made; the reason is above.", file=sys.stderr)

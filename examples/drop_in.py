@@ -20,7 +20,8 @@ class Tagger(nn.Module):
 
 options = {"num_layers": 2, "batch_first": True, "bidirectional": True}
 before = Tagger(nn.LSTM(16, 32, **options))
-after = Tagger(mr.LSTM(16, 32, **options, momentum=mr.HeavyBall(mu=0.6, step=0.4)))  # the changed line
+# The changed line. With step = 1 - mu a constant input has the gain that it had before.
+after = Tagger(mr.LSTM(16, 32, **options, momentum=mr.HeavyBall(mu=0.6, step=0.4)))
 after.load_state_dict(before.state_dict())  # the same names and shapes
 
 tokens = torch.randint(0, 100, (4, 12))

@@ -107,12 +107,13 @@ class _Module(nn.Module):
                 nn.init.uniform_(weight, -bound, bound)
 
     def extra_repr(self) -> str:
+        cell = [repr(self.cell)] if type(self) in (Recurrent, RecurrentCell) else []
         different = (
             f"{name}={getattr(self, name)!r}"
             for name, default in self._shown.items()
             if getattr(self, name) != default
         )
-        return ", ".join([f"{self.input_size}, {self.hidden_size}", *different])
+        return ", ".join([*cell, f"{self.input_size}, {self.hidden_size}", *different])
 
     def _shapes(
         self, rows: tuple[int, ...], dtype: torch.dtype
@@ -159,7 +160,10 @@ class _Module(nn.Module):
             count = len(hx.hidden if isinstance(hx, State) else hx)
             raise ValueError(f"hx should hold {states} hidden tensors, got {count}")
         for (name, tensor), (shape, dtype) in zip(given.items(), expected, strict=True):
-            _check_tensor(name, tensor, shape, dtype, x.device)
+            hint = f"the input has {rows[0]} rows" if rows else "the input is unbatched"
+            if name in ("hx.v", "hx.n") and isinstance(tensor, Tensor) and tensor.shape[:-1] == shape[:-1]:
+                hint = f"this layer has momentum={self.momentum!r}"
+            _check_tensor(name, tensor, shape, dtype, x.device, hint)
         if isinstance(hx, State):
             return hx
         none = x.new_zeros(*self._lead(), *rows, 0)
@@ -188,7 +192,6 @@ class Recurrent(_Module):
     """
 
     _shown: ClassVar[dict[str, object]] = {
-        "cell": None,
         "proj_size": 0,
         "num_layers": 1,
         "bias": True,
@@ -257,6 +260,10 @@ class Recurrent(_Module):
         self.reset_parameters()
 
     def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> tuple[Any, Any]:
+        """Outputs of all steps, and the final state: torch's hx gives torch's tuple, a State gives a State.
+
+        With torch's hx, or None, the momentum starts at zero: to go on with a sequence, carry the State.
+        """
         # Unrolled over time a layer takes minutes to compile; so a graph breaks here, as at torch's layers.
         # The flag itself, since torch 2.11 answers is_exporting() with True whenever it compiles.
         exporting = getattr(torch.compiler, "_is_exporting_flag", False)
@@ -334,6 +341,7 @@ class Recurrent(_Module):
         return [f"_l{layer}{turn}" for layer in range(self.num_layers) for turn in turns]
 
     def _network(self, input: Tensor | PackedSequence) -> Network:
+        _check_kinds(self.cell, self.momentum)  # they may have been set since
         weights = [self._weights(suffix) for suffix in self._suffixes()]
         dropout = self.dropout if self.training and self.num_layers > 1 else 0.0
         packed = isinstance(input, PackedSequence)
@@ -348,7 +356,7 @@ class Recurrent(_Module):
         x = input.unsqueeze(1) if input.dim() == 2 else input.transpose(0, 1) if self.batch_first else input
         if len(x) == 0:
             raise RuntimeError(f"input should have at least 1 time step, got shape {tuple(input.shape)}")
-        return x.reshape(-1, self.input_size), [x.shape[1]] * len(x)
+        return x.flatten(0, 1), [x.shape[1]] * len(x)
 
 
 class LSTM(Recurrent):
@@ -368,8 +376,6 @@ class LSTM(Recurrent):
     >>> out.shape, h.shape
     (torch.Size([3, 5, 20]), torch.Size([2, 3, 20]))
     """
-
-    _shown: ClassVar[dict[str, object]] = {k: d for k, d in Recurrent._shown.items() if k != "cell"}
 
     def __init__(
         self,
@@ -419,8 +425,6 @@ class GRU(Recurrent):
     (torch.Size([7, 2, 5]), torch.Size([1, 2, 5]))
     """
 
-    _shown: ClassVar[dict[str, object]] = LSTM._shown
-
     def __init__(
         self,
         input_size: int,
@@ -467,7 +471,7 @@ class RNN(Recurrent):
     (torch.Size([7, 2, 5]), torch.Size([1, 2, 5]))
     """
 
-    _shown: ClassVar[dict[str, object]] = {"nonlinearity": "tanh", **LSTM._shown}
+    _shown: ClassVar[dict[str, object]] = {"nonlinearity": "tanh", **Recurrent._shown}
 
     def __init__(
         self,
@@ -514,7 +518,7 @@ class RecurrentCell(_Module):
     torch.Size([2, 5])
     """
 
-    _shown: ClassVar[dict[str, object]] = {"cell": None, "bias": True, "momentum": None}
+    _shown: ClassVar[dict[str, object]] = {"bias": True, "momentum": None}
 
     def __init__(
         self,
@@ -542,6 +546,8 @@ class RecurrentCell(_Module):
         self.reset_parameters()
 
     def forward(self, input: Tensor, hx: Any = None) -> Any:
+        """One step; hx and the result as in torch, or a State each."""
+        _check_kinds(self.cell, self.momentum)  # they may have been set since
         w = self._weights("")
         _check_input(input, (1, 2), self.input_size, w.ih)
         batched = input.dim() == 2
@@ -586,8 +592,6 @@ class LSTMCell(RecurrentCell):
     >>> h, c = state.hidden
     """
 
-    _shown: ClassVar[dict[str, object]] = {"bias": True, "momentum": None}
-
     def __init__(
         self,
         input_size: int,
@@ -607,8 +611,6 @@ class GRUCell(RecurrentCell):
     >>> GRUCell(3, 5)(torch.randn(2, 3)).shape
     torch.Size([2, 5])
     """
-
-    _shown: ClassVar[dict[str, object]] = LSTMCell._shown
 
     def __init__(
         self,
@@ -630,7 +632,7 @@ class RNNCell(RecurrentCell):
     torch.Size([2, 5])
     """
 
-    _shown: ClassVar[dict[str, object]] = {"nonlinearity": "tanh", **LSTMCell._shown}
+    _shown: ClassVar[dict[str, object]] = {"nonlinearity": "tanh", **RecurrentCell._shown}
 
     def __init__(
         self,
@@ -663,7 +665,8 @@ def _check_kinds(cell: object, momentum: object) -> None:
 
 def _check_size(name: str, value: object, least: int = 1) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} should be an integer, got {value!r}")
+        shown = "a Tensor" if isinstance(value, Tensor) else repr(value)
+        raise TypeError(f"{name} should be an integer, got {shown}")
     if value < least:
         raise ValueError(f"{name} should be at least {least}, got {value}")
 
@@ -689,12 +692,12 @@ def _check_input(x: object, dims: Sequence[int], features: int, weight: Tensor) 
 
 
 def _check_tensor(
-    name: str, x: object, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    name: str, x: object, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, hint: str
 ) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} should be a Tensor, got {type(x).__name__}")
     if x.shape != shape:
-        raise RuntimeError(f"{name} should have shape {shape}, got {tuple(x.shape)}")
+        raise RuntimeError(f"{name} should have shape {shape}, got {tuple(x.shape)}; {hint}")
     _check_place(name, x, dtype, device)
 
 

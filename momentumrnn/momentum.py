@@ -54,7 +54,7 @@ class Momentum(ABC):
 
     @abstractmethod
     def decay(self, k: Tensor) -> Tensor | float:
-        """The factor on v before step k. k: float64, any shape; returns that shape or a number."""
+        """The factor on v before step k. k: a float64 tensor, any shape; returns that shape or a number."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -157,6 +157,9 @@ class HeavyBall(Momentum):
 class Nesterov(Momentum):
     """Heavy ball with the schedule `mu_k = k / (k + 3)`: the paper's NAG (section 2.4).
 
+    The decay tends to 1: at step k a constant input has gain `step (k + 4) / 4`. For long sequences
+    `ScheduledRestart` bounds it.
+
     >>> Nesterov()(torch.ones(3, 1, 1))[0].flatten()
     tensor([1.0000, 1.2500, 1.5000])
     """
@@ -197,7 +200,8 @@ class Adam(Momentum):
     The drive is `v / sqrt(n + eps²)`, whose gradient is finite where `W x + b_ih` is exactly 0.
     `eps_in_sqrt=False` gives the printed `v / (sqrt(n) + eps)`: its gradient is infinite where n = 0, that
     is until the first step at which `W x + b_ih` is not 0, and turns to nan in training. There is no bias
-    correction. Where `mu² > beta` the drive grows over inputs of 0, until eps stops it.
+    correction: the first drive is `±step / sqrt(1 - beta)`, which saturates gates where beta is near 1 and
+    step near 1. Where `mu² > beta` the drive grows over inputs of 0, until eps stops it.
 
     >>> Adam(mu=0.0, step=1.0, beta=0.75)(torch.tensor([4.0, -4.0]).view(2, 1, 1))[0].flatten()
     tensor([ 2.0000, -1.5119])

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from .modules import GRU, LSTM, RNN, GRUCell, LSTMCell, Recurrent, RecurrentCell, RNNCell
 from .momentum import Adam, HeavyBall, Momentum, Nesterov, RMSProp, ScheduledRestart
 
+_LETTERS = {"s": "step", "F": "every"}
 M = TypeVar("M", bound=Recurrent | RecurrentCell)
 
 
@@ -16,8 +17,9 @@ def _spell(prefix: str, kind: type[M], momentum: type[Momentum]) -> Callable[...
     name = prefix + kind.__name__
     own = [p for p in inspect.signature(kind).parameters.values() if p.name != "momentum"]
     rates = [p.replace(kind=p.KEYWORD_ONLY) for p in inspect.signature(momentum).parameters.values()]
-    letter = inspect.Parameter("s", inspect.Parameter.KEYWORD_ONLY, default=None)
-    signature = inspect.Signature([*own, *rates, letter])
+    letters = {letter: word for letter, word in _LETTERS.items() if any(p.name == word for p in rates)}
+    spelt = [inspect.Parameter(letter, inspect.Parameter.KEYWORD_ONLY, default=None) for letter in letters]
+    signature = inspect.Signature([*own, *rates, *spelt])
 
     def make(*args: Any, **kwargs: Any) -> M:
         if "momentum" in kwargs:
@@ -30,15 +32,21 @@ def _spell(prefix: str, kind: type[M], momentum: type[Momentum]) -> Callable[...
         except TypeError as error:
             raise TypeError(f"{name}: {error}; expected {', '.join(signature.parameters)}") from None
         chosen = {p.name: kwargs.pop(p.name) for p in rates if p.name in kwargs}
-        if "s" in kwargs:
-            if "step" in chosen:
-                raise TypeError(f"{name}: s is the paper's letter for step; expected one of them, got both")
-            chosen["step"] = kwargs.pop("s")
+        for letter, word in letters.items():
+            if letter in kwargs and word in chosen:
+                raise TypeError(
+                    f"{name}: {letter} is the paper's letter for {word}; expected one of them, got both"
+                )
+            if letter in kwargs:
+                chosen[word] = kwargs.pop(letter)
         return kind(*args, momentum=momentum(**chosen), **kwargs)
 
     make.__name__ = make.__qualname__ = name
     make.__module__ = __name__
-    make.__doc__ = f"`{kind.__name__}` with `momentum={momentum.__name__}(...)`; `s` also spells `step`."
+    spellings = ", ".join(f"`{letter}` is `{word}`" for letter, word in letters.items())
+    make.__doc__ = (
+        f"`{kind.__name__}` with `momentum={momentum.__name__}(...)`; {spellings}, as in the paper."
+    )
     make.__signature__ = signature  # type: ignore[attr-defined]
     return make
 

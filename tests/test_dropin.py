@@ -251,7 +251,7 @@ def test_repr_shows_what_is_ours():
         == "LSTM(3, 5, bias='hh', batch_first=True, momentum=Nesterov(step=0.5), backend='reference')"
     )
     assert "nonlinearity='modrelu'" in repr(mr.RNN(3, 5, nonlinearity="modrelu"))
-    assert "cell=GRU()" in repr(mr.Recurrent(mr.cells.GRU(), 3, 5))
+    assert "Recurrent(GRU(), 3, 5" in repr(mr.Recurrent(mr.cells.GRU(), 3, 5))
     assert net.extra_repr() in repr(nn.Sequential(net))
     assert (
         repr(mr.RNNCell(3, 5, momentum=mr.HeavyBall()))
@@ -345,6 +345,7 @@ def test_spelling_of_the_readme():
     assert_equal(mr.MomentumLSTM(10, 20, mu=0.6, s=1.0)(x), same(x))
     assert repr(net) == repr(same)
     assert "mu" in inspect.signature(mr.MomentumLSTM).parameters
+    assert mr.SRLSTM(3, 5, F=7, s=2.0).momentum == mr.ScheduledRestart(every=7, step=2.0)
 
 
 # Copies, dtypes, devices

@@ -58,6 +58,11 @@ def start(**changes):
 BAD = []
 
 
+def assigned(net):
+    net.momentum = 0.9
+    return net
+
+
 class Wordless(mr.Momentum):
     def decay(self, k):
         pass
@@ -185,6 +190,10 @@ for name, error, parts, call in [
     ("momentum-overrides", TypeError, ("Clip", "decay", "readout"),
         lambda: type("Clip", (mr.HeavyBall,), {"readout": lambda self, v, n: v})),
     ("momentum-on-2-D", ValueError, ("a should", "(T, B, G)", "(4, 3)"), lambda: mr.Nesterov()(x(4, 3))),
+
+    ("momentum-set-later", TypeError, ("momentum", "0.9", "a Momentum"), lambda: assigned(lstm())(x())),
+    ("momentum-set-later-Cell", TypeError, ("momentum", "0.9", "a Momentum"),
+        lambda: assigned(mr.GRUCell(3, 5))(x(2, 3))),
 
     ("input-1-D", ValueError, ("input", "1-D, shape (3,)", "2-D or 3-D"), lambda: lstm()(x(3))),
     ("input-4-D", ValueError, ("input", "4-D, shape (1, 4, 2, 3)", "2-D or 3-D"),

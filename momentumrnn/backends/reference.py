@@ -67,7 +67,7 @@ def recur(
             h = (linear(h[0], w.hr), *h[1:])
         if not isinstance(h, tuple) or [s.shape for s in h] != [s.shape for s in old]:
             expected = f"a tuple of tensors like its state, {_shapes(old)}"
-            raise TypeError(f"{cell!r}.step should return {expected}, got {_shapes(h)}")
+            raise TypeError(f"{type(cell).__name__}.step should return {expected}, got {_shapes(h)}")
         ys.append(h[0])
         state = tuple(map(_keep, h, state))
     return torch.cat(ys), state, moments
