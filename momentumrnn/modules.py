@@ -61,12 +61,21 @@ class State(NamedTuple):
         rows = list(rows) if isinstance(rows, Sequence) else rows
         return self._map(lambda t: t[..., rows, :], lambda k: k[rows])
 
+    def _batched(self) -> "State":
+        return self._map(lambda t: t.unsqueeze(-2), lambda k: k.unsqueeze(-1))
+
+    def _unbatched(self) -> "State":
+        return self._map(lambda t: t.squeeze(-2), lambda k: k.squeeze(-1))
+
     def _map(self, of_rows: Callable[[Tensor], Tensor], of_k: Callable[[Tensor], Tensor]) -> "State":
         hidden = tuple(map(of_rows, self.hidden))
         return State(hidden, of_rows(self.v), of_rows(self.n), of_k(self.k))
 
 
 torch.serialization.add_safe_globals([State])  # so that torch.load takes it
+
+# Torch's name of each weight, and ours inside.
+_FIELDS = {"weight_ih": "ih", "weight_hh": "hh", "bias_ih": "b_ih", "bias_hh": "b_hh", "weight_hr": "hr"}
 
 
 class _Module(nn.Module):
@@ -96,8 +105,7 @@ class _Module(nn.Module):
             self.register_parameter(name + suffix, nn.Parameter(empty))
 
     def _weights(self, suffix: str) -> Weights:
-        given = {name: getattr(self, name + suffix) for name in self._weight_shapes(0)}
-        return Weights(*map(given.get, ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")))  # type: ignore[arg-type]
+        return Weights(**{_FIELDS[name]: getattr(self, name + suffix) for name in self._weight_shapes(0)})
 
     def reset_parameters(self) -> None:
         """Torch's initialisation: all weights uniform within ±1/sqrt(hidden_size)."""
@@ -142,32 +150,28 @@ class _Module(nn.Module):
 
     def _read(self, hx: Any, rows: tuple[int, ...], x: Tensor) -> State:
         """hx, checked, as a State; from torch's hx, or None, one without moments."""
-        shapes = self._shapes(rows, x.dtype)
-        states = self.cell.states
+        shapes, states = self._shapes(rows, x.dtype), self.cell.states
+        none, k = x.new_zeros(*self._lead(), *rows, 0), x.new_zeros(rows, dtype=torch.int64)
+        if hx is None:
+            hidden = (x.new_zeros(shape) for shape, _ in list(shapes.values())[:states])
+            return State(tuple(hidden), none, none, k)
         if isinstance(hx, State):
-            given = {f"hx.hidden[{i}]": h for i, h in enumerate(hx.hidden)}
-            given |= {"hx.v": hx.v, "hx.n": hx.n, "hx.k": hx.k}
-        elif hx is None:
-            given = {str(i): x.new_zeros(shapes[f"hidden[{i}]"][0]) for i in range(states)}
+            given, named = [*hx.hidden, hx.v, hx.n, hx.k], [f"hx.{name}" for name in shapes]
         elif states == 1:
-            given = {"hx": hx}
+            given, named = [hx], ["hx"]
         elif isinstance(hx, tuple | list):
-            given = {f"hx[{i}]": h for i, h in enumerate(hx)}
+            given, named = list(hx), [f"hx[{i}]" for i in range(states)]
         else:
             raise TypeError(f"hx should be a tuple of {states} tensors or a State, got {type(hx).__name__}")
-        expected = list(shapes.values())[: None if isinstance(hx, State) else states]
-        if len(given) != len(expected):
+        if len(given) != len(named):
             count = len(hx.hidden if isinstance(hx, State) else hx)
             raise ValueError(f"hx should hold {states} hidden tensors, got {count}")
-        for (name, tensor), (shape, dtype) in zip(given.items(), expected, strict=True):
+        for name, tensor, (shape, dtype) in zip(named, given, shapes.values(), strict=False):
             hint = f"the input has {rows[0]} rows" if rows else "the input is unbatched"
             if name in ("hx.v", "hx.n") and isinstance(tensor, Tensor) and tensor.shape[:-1] == shape[:-1]:
                 hint = f"this layer has momentum={self.momentum!r}"
             _check_tensor(name, tensor, shape, dtype, x.device, hint)
-        if isinstance(hx, State):
-            return hx
-        none = x.new_zeros(*self._lead(), *rows, 0)
-        return State(tuple(given.values()), none, none, x.new_zeros(rows, dtype=torch.int64))
+        return hx if isinstance(hx, State) else State(tuple(given), none, none, k)
 
 
 class Recurrent(_Module):
@@ -283,7 +287,7 @@ class Recurrent(_Module):
         batched = isinstance(input, PackedSequence) or input.dim() == 3
         state = self._read(hx, (sizes[0],) if batched else (), x)
         if not batched:
-            state = state._map(lambda t: t.unsqueeze(-2), lambda k: k.unsqueeze(-1))
+            state = state._batched()
         if packed is not None and packed.sorted_indices is not None:
             state = state.select(packed.sorted_indices)
 
@@ -298,7 +302,7 @@ class Recurrent(_Module):
         if packed is not None and packed.unsorted_indices is not None:
             after = after.select(packed.unsorted_indices)
         if not batched:
-            after = after._map(lambda t: t.squeeze(-2), lambda k: k.squeeze(-1))
+            after = after._unbatched()
         final = after if isinstance(hx, State) else _as_torch(after.hidden)
         if packed is not None:
             return PackedSequence(y, *packed[1:]), final
@@ -554,7 +558,7 @@ class RecurrentCell(_Module):
         state = self._read(hx, input.shape[:-1], input)
         if not batched:
             input = input.unsqueeze(0)
-            state = state._map(lambda t: t.unsqueeze(-2), lambda k: k.unsqueeze(-1))
+            state = state._batched()
         streams = isinstance(hx, State) and self.momentum is not None
         if hx is not None and self.momentum is not None and not streams:
             warnings.warn(
@@ -568,7 +572,7 @@ class RecurrentCell(_Module):
         )
         after = State(hidden, *((moments if streams else None) or state[1:]))._replace(k=state.k + 1)
         if not batched:
-            after = after._map(lambda t: t.squeeze(-2), lambda k: k.squeeze(-1))
+            after = after._unbatched()
         return after if isinstance(hx, State) else _as_torch(after.hidden)
 
     def initial_state(self, batch_size: int | None = None) -> State:

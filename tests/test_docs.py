@@ -21,14 +21,13 @@ MODULES = [
 ]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/maths.md"])
-def test_code_blocks_run(page, capsys):
-    """All blocks of a page, one after another, as a reader would type them."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
-    assert blocks or page != "README.md"
+def test_code_blocks_run():
+    """All blocks of the README, one after another, as a reader would type them."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(blocks) >= 2
     shared = {"__name__": "readme"}
     for block in blocks:
-        exec(compile(block, page, "exec"), shared)
+        exec(compile(block, "README.md", "exec"), shared)
 
 
 def test_the_readme_names_what_exists():

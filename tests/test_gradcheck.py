@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import MOMENTA, grid, layer
+from conftest import MOMENTA, grid, layer, leaf
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
@@ -11,10 +11,6 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from momentumrnn.momentum import scan
 
 F64 = torch.float64
-
-
-def leaf(*shape):
-    return torch.randn(*shape, dtype=F64, requires_grad=True)
 
 
 def check(function, inputs, every=True):

@@ -1,6 +1,6 @@
 """The laws of momentum recurrent networks, in float64, each beside the mistake that must not pass.
 
-E2 ... E9, A4, A8: the numbers of the laws in the project's fact sheet on the paper.
+E2 ... E9, A4, A8: the laws of docs/maths.md, section 5.
 """
 
 import math
@@ -9,7 +9,20 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from conftest import CELLS, MOMENTA, NATIVE, assert_same, difference, expected, gradients, grid, layer
+from conftest import (
+    CELLS,
+    MOMENTA,
+    NATIVE,
+    as_torch,
+    as_tuple,
+    assert_same,
+    difference,
+    expected,
+    gradients,
+    grid,
+    layer,
+    leaf,
+)
 from torch import nn
 from torch.func import functional_call
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
@@ -31,10 +44,6 @@ every_variant = pytest.mark.parametrize(("momentum", "cell", "backend"), grid())
 every_cell = pytest.mark.parametrize("cell", TORCH)
 every_linear = pytest.mark.parametrize("name", LINEAR)
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
-
-
-def leaf(*shape):
-    return torch.randn(*shape, dtype=F64, requires_grad=True)
 
 
 def make(cell, momentum, *args, **options):
@@ -63,14 +72,6 @@ def moving(net, rows, k=0):
     hidden = tuple(torch.randn_like(h).requires_grad_() for h in start.hidden)
     v, n = torch.randn_like(start.v).requires_grad_(), torch.rand_like(start.n).requires_grad_()
     return mr.State(hidden, v, n, start.k + k)
-
-
-def as_torch(hidden):
-    return tuple(hidden) if len(hidden) > 1 else hidden[0]
-
-
-def as_tuple(final):
-    return final if isinstance(final, tuple) else (final,)
 
 
 def assert_differs(got, want, least=0.05):

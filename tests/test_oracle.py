@@ -2,17 +2,11 @@
 
 import pytest
 import torch
-from conftest import CELLS, MOMENTA, assert_same, expected, gradients, grid, layer
+from conftest import CELLS, MOMENTA, as_torch, as_tuple, assert_same, expected, gradients, grid, layer, leaf
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import momentumrnn as mr
 from momentumrnn.modules import RecurrentCell
-
-F64 = torch.float64
-
-
-def leaf(*shape):
-    return torch.randn(*shape, dtype=F64, requires_grad=True)
 
 
 @pytest.mark.parametrize(("momentum", "cell", "backend"), grid())
@@ -26,9 +20,9 @@ def test_packed_stack(momentum, cell, backend, bidirectional):
     inputs = [x, *hidden, *net.parameters()]
 
     packed = pack_padded_sequence(x, torch.tensor(lengths), enforce_sorted=False)
-    out, final = net(packed, hidden if len(hidden) > 1 else hidden[0])
+    out, final = net(packed, as_torch(hidden))
     out, _ = pad_packed_sequence(out)
-    final = final if isinstance(final, tuple) else (final,)
+    final = as_tuple(final)
     want_out, want_final, _ = expected(net, x, lengths, hidden)
     assert_same((out, final), (want_out, want_final))
     # One gradient through outputs and final states, another through the final states alone.
@@ -107,7 +101,7 @@ def test_odd_sizes(steps, rows, features, hidden, momentum, cell):
 def test_single_steps(momentum, cell):
     """The cell modules, one step at a time, against the layer."""
     net = layer(cell, momentum, 3, 4)
-    one = RecurrentCell(net.cell, 3, 4, dtype=F64, momentum=net.momentum)
+    one = RecurrentCell(net.cell, 3, 4, dtype=torch.float64, momentum=net.momentum)
     one.load_state_dict({name.removesuffix("_l0"): p for name, p in net.state_dict().items()})
     x = leaf(5, 2, 3)
     out, after = net(x, net.initial_state(2))

@@ -4,7 +4,19 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import CELLS, MOMENTA, NATIVE, assert_same, expected, gradients, layer
+from conftest import (
+    CELLS,
+    MOMENTA,
+    NATIVE,
+    as_torch,
+    as_tuple,
+    assert_same,
+    expected,
+    gradients,
+    layer,
+    leaf,
+    serves,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -38,25 +50,20 @@ def shapes(draw, cell, momentum=None, **fixed):
     return options
 
 
-def randn(*shape, dtype=torch.float64):
-    return torch.randn(*shape, dtype=dtype, requires_grad=True)
-
-
 def hidden_states(net, rows, dtype=torch.float64):
     """(h,) or (h, c), random."""
     count = net.num_layers * (2 if net.bidirectional else 1)
     widths = [net.proj_size or net.hidden_size, net.hidden_size][: net.cell.states]
-    return tuple(randn(count, rows, width, dtype=dtype) for width in widths)
+    return tuple(leaf(count, rows, width, dtype=dtype) for width in widths)
 
 
 def call(net, layout, x, lengths, hidden):
     """`net` on the time-first x in the given layout; the output time first and padded, and (h, ...)."""
     if layout == "unbatched":
         hx = tuple(h.squeeze(1) for h in hidden)
-        out, final = net(x.squeeze(1), hx if len(hx) > 1 else hx[0])
-        final = final if isinstance(final, tuple) else (final,)
-        return out.unsqueeze(1), tuple(h.unsqueeze(1) for h in final)
-    hx = hidden if len(hidden) > 1 else hidden[0]
+        out, final = net(x.squeeze(1), as_torch(hx))
+        return out.unsqueeze(1), tuple(h.unsqueeze(1) for h in as_tuple(final))
+    hx = as_torch(hidden)
     if layout in ("sorted", "unsorted"):
         out, final = net(pack_padded_sequence(x, lengths, enforce_sorted=layout == "sorted"), hx)
         out, _ = pad_packed_sequence(out, total_length=len(x))
@@ -64,7 +71,7 @@ def call(net, layout, x, lengths, hidden):
         turn = layout == "batch first"
         out, final = net(x.transpose(0, 1) if turn else x, hx)
         out = out.transpose(0, 1) if turn else out
-    return out, final if isinstance(final, tuple) else (final,)
+    return out, as_tuple(final)
 
 
 @st.composite
@@ -84,11 +91,6 @@ def gradient(outputs, inputs):
     return torch.cat([(torch.zeros_like(i) if g is None else g).flatten() for g, i in found])
 
 
-def serves(cell):
-    """The backends that run a cell."""
-    return ["native", "reference"] if cell in NATIVE else ["reference"]
-
-
 @for_all
 @given(st.data())
 def test_plain_is_torch(data):
@@ -103,7 +105,7 @@ def test_plain_is_torch(data):
     theirs = TORCH[cell](**options, dtype=dtype)
     ours = layer(cell, None, **options, dtype=dtype, backend="native")
     ours.load_state_dict(theirs.state_dict())
-    x, hidden = randn(steps, rows, ours.input_size, dtype=dtype), hidden_states(ours, rows, dtype)
+    x, hidden = leaf(steps, rows, ours.input_size, dtype=dtype), hidden_states(ours, rows, dtype)
 
     got, want = (call(net, layout, x, lengths, hidden) for net in (ours, theirs))
     found, sought = (
@@ -113,17 +115,24 @@ def test_plain_is_torch(data):
         assert torch.equal(g, w)
 
 
+@st.composite
+def cases(draw, cells, dtype=torch.float64):
+    """A layer of any momentum and one of the cells, a layout, and the input, lengths and hidden states."""
+    momentum, cell = draw(st.sampled_from(sorted(MOMENTA))), draw(st.sampled_from(sorted(cells)))
+    layout = draw(st.sampled_from(LAYOUTS))
+    options = draw(shapes(cell, momentum)) | {"batch_first": layout == "batch first"}
+    steps, rows, lengths = draw(batches(layout))
+    torch.manual_seed(draw(sizes(1000)))
+    net = layer(cell, momentum, **options, dtype=dtype)
+    x, hidden = leaf(steps, rows, net.input_size, dtype=dtype), hidden_states(net, rows, dtype)
+    return momentum, cell, net, layout, x, lengths, hidden
+
+
 @for_all
-@given(st.data())
-def test_oracle(data):
+@given(cases(CELLS))
+def test_oracle(case):
     """Any momentum, on every backend that serves the cell: outputs, final states and every gradient."""
-    momentum, cell = data.draw(st.sampled_from(sorted(MOMENTA))), data.draw(st.sampled_from(sorted(CELLS)))
-    layout = data.draw(st.sampled_from(LAYOUTS))
-    options = data.draw(shapes(cell, momentum)) | {"batch_first": layout == "batch first"}
-    steps, rows, lengths = data.draw(batches(layout))
-    torch.manual_seed(data.draw(sizes(1000)))
-    net = layer(cell, momentum, **options)
-    x, hidden = randn(steps, rows, net.input_size), hidden_states(net, rows)
+    _, cell, net, layout, x, lengths, hidden = case
     inputs = [x, *hidden, *net.parameters()]
 
     want = expected(net, x, lengths, hidden)[:2]
@@ -136,7 +145,10 @@ def test_oracle(data):
 
 def spread(state, rows, piece):
     """`state` with that of some rows replaced by `piece`."""
-    put = lambda old, new: old.index_copy(-2, rows, new)  # noqa: E731
+
+    def put(old, new):
+        return old.index_copy(-2, rows, new)
+
     hidden = tuple(map(put, state.hidden, piece.hidden))
     k = state.k.index_copy(0, rows, piece.k)
     return mr.State(hidden, put(state.v, piece.v), put(state.n, piece.n), k)
@@ -181,7 +193,7 @@ def test_streaming(data):
     torch.manual_seed(data.draw(sizes(1000)))
 
     net = layer(cell, momentum, **options)
-    x, zero = randn(max(lengths), rows, net.input_size), net.initial_state(rows)
+    x, zero = leaf(max(lengths), rows, net.input_size), net.initial_state(rows)
     v, n = torch.randn_like(zero.v).requires_grad_(), torch.rand_like(zero.n).requires_grad_()
     start = mr.State(hidden_states(net, rows), v, n, torch.tensor(counts))
     inputs = [x, *start.hidden, *net.parameters(), *([v, n] if momentum != "None" else [])]
@@ -209,22 +221,12 @@ def assert_narrow(net, layout, x, lengths, hidden, inputs):
 
 
 @for_all
-@given(st.data())
-def test_narrow(data):
+@given(cases(NATIVE, torch.float32))
+def test_narrow(case):
     """In float32 native is the reference: outputs, final states and, but for the steep, gradients."""
-    momentum, cell = data.draw(st.sampled_from(sorted(MOMENTA))), data.draw(st.sampled_from(sorted(NATIVE)))
-    layout = data.draw(st.sampled_from(LAYOUTS))
-    options = data.draw(shapes(cell, momentum)) | {"batch_first": layout == "batch first"}
-    steps, rows, lengths = data.draw(batches(layout))
-    torch.manual_seed(data.draw(sizes(1000)))
-    net = layer(cell, momentum, **options, dtype=torch.float32)
-    x, hidden = (
-        randn(steps, rows, net.input_size, dtype=torch.float32),
-        hidden_states(net, rows, torch.float32),
-    )
-    assert_narrow(
-        net, layout, x, lengths, hidden, [] if momentum in STEEP else [x, *hidden, *net.parameters()]
-    )
+    momentum, _, net, layout, x, lengths, hidden = case
+    inputs = [] if momentum in STEEP else [x, *hidden, *net.parameters()]
+    assert_narrow(net, layout, x, lengths, hidden, inputs)
 
 
 @pytest.mark.parametrize("cell", sorted(NATIVE))
@@ -233,5 +235,5 @@ def test_narrow_and_steep(momentum, cell):
     """The gradients of the steep, away from 0."""
     net = layer(cell, momentum, 3, 4, dtype=torch.float32)
     nn.init.constant_(net.bias_ih_l0, 3.0)
-    x, hidden = randn(6, 3, 3, dtype=torch.float32), hidden_states(net, 3, torch.float32)
+    x, hidden = leaf(6, 3, 3, dtype=torch.float32), hidden_states(net, 3, torch.float32)
     assert_narrow(net, "time first", x, None, hidden, [x, *hidden, *net.parameters()])

@@ -4,7 +4,7 @@ import io
 
 import pytest
 import torch
-from conftest import CELLS, MOMENTA, NATIVE, assert_same, layer
+from conftest import CELLS, MOMENTA, assert_same, layer, serves
 from torch import nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import pack_padded_sequence
@@ -133,11 +133,15 @@ def test_a_cell_with_parameters_keeps_them():
 @pytest.mark.parametrize("momentum", ["None", "HeavyBall", "Adam"])
 @pytest.mark.parametrize("cell", sorted(CELLS))
 def test_autocast_dtype(momentum, cell):
-    """Every cell, momentum and backend returns what torch's layer does: autocast's dtype."""
-    for backend in ["native", "reference"] if cell in NATIVE - {"gru"} else ["reference"]:
+    """Where torch's function runs, the output has the dtype that it gives; our own loop gives autocast's."""
+    theirs = {"lstm": nn.LSTM, "gru": nn.GRU}.get(cell, nn.RNN)(3, 5)
+    for backend in serves(cell):
         net = layer(cell, momentum, 3, 5, dtype=torch.float32, backend=backend)
         with torch.autocast("cpu", torch.bfloat16):
-            assert net(torch.randn(4, 2, 3))[0].dtype == torch.bfloat16
+            # Torch's GRU stays in float32 on a CPU, its LSTM and RNN don't.
+            torchs = theirs(torch.randn(4, 2, 3))[0].dtype
+            out = net(torch.randn(4, 2, 3))[0]
+        assert out.dtype == (torchs if backend == "native" and momentum != "Adam" else torch.bfloat16)
 
 
 def test_a_state_moves_with_its_layer():
