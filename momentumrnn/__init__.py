@@ -2,8 +2,9 @@
 
 __version__ = "0.1.0"
 
-from . import cells
+from . import cells, init
 from .cells import Cell
+from .constraints import count_parameters, optimizer_groups, orthogonal, rebase_, weight_drop
 from .modules import GRU, LSTM, RNN, GRUCell, LSTMCell, Recurrent, RNNCell, State
 from .momentum import Adam, HeavyBall, Momentum, Nesterov, RMSProp, ScheduledRestart
 from .names import (
@@ -86,4 +87,10 @@ __all__ = [
     "ScheduledRestart",
     "State",
     "cells",
+    "count_parameters",
+    "init",
+    "optimizer_groups",
+    "orthogonal",
+    "rebase_",
+    "weight_drop",
 ]

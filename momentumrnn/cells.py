@@ -3,6 +3,8 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
+from numbers import Real
 from typing import NamedTuple
 
 from torch import Tensor
@@ -28,8 +30,9 @@ class Cell(ABC):
     A new cell is a frozen dataclass that sets `gates` and `states` and writes `step`. It runs at once
     with every momentum and every option of the layers: `Recurrent(MyCell(), input_size, hidden_size)`.
 
-    gates: gate rows for each hidden unit; states: tensors of size (B, H) in the state, h first;
-    projects: whether h enters through U alone, so that `proj_size` makes sense.
+    gates: gate rows for each hidden unit; states: tensors in the state, h first, (B, H) each unless `widths`
+    says otherwise; projects: whether h enters through U alone, so that `proj_size` makes sense; forget: which
+    gate forgets, if any, for the initialisation of its bias.
 
     >>> @dataclass(frozen=True)
     ... class Leaky(Cell):
@@ -47,6 +50,11 @@ class Cell(ABC):
     gates: int
     states: int
     projects: bool = False
+    forget: int | None = None
+
+    def widths(self, hidden_size: int) -> tuple[int, ...]:
+        """The number of columns of each tensor in the state."""
+        return (hidden_size,) * self.states
 
     @abstractmethod
     def step(self, v: Tensor, r: Tensor, b: Tensor | None, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -97,11 +105,64 @@ class LSTM(Cell):
     gates = 4
     states = 2
     projects = True
+    forget = 1
 
     def step(self, v: Tensor, r: Tensor, b: Tensor | None, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        i, f, g, o = (v + _plus(r, b)).chunk(4, -1)
-        c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
-        return o.sigmoid() * c.tanh(), c
+        return _lstm(v + _plus(r, b), state[1])
+
+
+def _lstm(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    i, f, g, o = gates.chunk(4, -1)
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    return o.sigmoid() * c.tanh(), c
+
+
+@dataclass(frozen=True)
+class ExtrapolatedLSTM(Cell):
+    """What the paper's released code runs on MNIST and TIMIT under the name SRLSTM: not the paper's SRLSTM.
+
+        y_t = U h_{t-1} + b_hh - step_size (W x_t + b_ih)
+        gates = y_t + mu (y_t - y_{t-1}),   mu = j / (j + 3),  j = (t - 1) mod every,  t = 1, 2, ...
+
+    It extrapolates the whole gate input, U h included, and has a minus sign before W x. Its velocity depends
+    on h, so it is a cell with more state, `(h, c, y, j)`, (B, H), (B, H), (B, 4H) and (B, 1), and not a
+    momentum. For the paper's equations use `LSTM(momentum=ScheduledRestart(...))`.
+
+    every: from 1 to 256, since j is counted in the dtype of the layer.
+
+    >>> import torch
+    >>> from momentumrnn import Recurrent
+    >>> net = Recurrent(ExtrapolatedLSTM(every=40, step_size=0.9), 3, 5)
+    >>> out, (h, c, y, j) = net(torch.randn(7, 2, 3))
+    >>> h.shape, y.shape, j.shape
+    (torch.Size([1, 2, 5]), torch.Size([1, 2, 20]), torch.Size([1, 2, 1]))
+    """
+
+    every: int = 40
+    step_size: float = 1.0
+    gates = 4
+    states = 4
+    projects = True
+    forget = 1
+
+    def __post_init__(self) -> None:
+        expected = "ExtrapolatedLSTM: {} should be {}, got {!r}"
+        if isinstance(self.every, bool) or not isinstance(self.every, int):
+            raise TypeError(expected.format("every", "an integer from 1 to 256", self.every))
+        if not 1 <= self.every <= 256:
+            raise ValueError(expected.format("every", "an integer from 1 to 256", self.every))
+        if isinstance(self.step_size, bool) or not isinstance(self.step_size, int | float | Real):
+            raise TypeError(expected.format("step_size", "a positive number", self.step_size))
+        if not 0 < self.step_size < inf:
+            raise ValueError(expected.format("step_size", "a positive number", self.step_size))
+
+    def widths(self, hidden_size: int) -> tuple[int, ...]:
+        return hidden_size, hidden_size, 4 * hidden_size, 1
+
+    def step(self, v: Tensor, r: Tensor, b: Tensor | None, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        _, c, old, j = state
+        y = _plus(r, b) - self.step_size * v
+        return *_lstm(y + j / (j + 3) * (y - old), c), y, (j + 1) % self.every
 
 
 @dataclass(frozen=True)

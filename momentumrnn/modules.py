@@ -1,6 +1,5 @@
 """Layers that drop in for torch.nn.LSTM, GRU and RNN, their cells, and the state that lets them stream."""
 
-import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -9,12 +8,14 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 from torch.nn.utils.rnn import PackedSequence
 
 from . import backends, cells
 from .backends import reference
 from .backends.stack import Network
 from .cells import Cell, Weights
+from .init import BY_NAME, Init
 from .momentum import Momentum, MomentumState, wide
 from .packing import lengths
 
@@ -86,6 +87,8 @@ class _Module(nn.Module):
     hidden_size: int
     proj_size: int
     bias: bool | str
+    init: str | Init
+    factored: bool | str
     _shown: ClassVar[dict[str, object]]
 
     def _weight_shapes(self, columns: int) -> dict[str, tuple[int, ...]]:
@@ -104,18 +107,34 @@ class _Module(nn.Module):
             empty = torch.empty(shape, device=device, dtype=dtype)
             self.register_parameter(name + suffix, nn.Parameter(empty))
 
-    def _weights(self, suffix: str) -> Weights:
-        return Weights(**{_FIELDS[name]: getattr(self, name + suffix) for name in self._weight_shapes(0)})
+    def _weights(self, suffix: str, seen: dict[int, Tensor] | None = None) -> Weights:
+        """The weights of one direction of one layer; a parametrisation met before is in `seen`."""
+        seen = {} if seen is None else seen
+        return Weights(
+            **{_FIELDS[name]: self._weight(name + suffix, seen) for name in self._weight_shapes(0)}
+        )
+
+    def _weight(self, name: str, seen: dict[int, Tensor]) -> Tensor:
+        if not is_parametrized(self, name):
+            return getattr(self, name)  # type: ignore[no-any-return]
+        # Layers that share a matrix share its parametrisation: it is evaluated once.
+        key = id(self.parametrizations[name])  # type: ignore[index]
+        if key not in seen:
+            seen[key] = getattr(self, name)
+        return seen[key]
 
     def reset_parameters(self) -> None:
-        """Torch's initialisation: all weights uniform within ±1/sqrt(hidden_size)."""
-        bound = 1 / math.sqrt(self.hidden_size)
-        for name, weight in self.named_parameters():
-            if not name.startswith(("cell.", "momentum.")):
-                nn.init.uniform_(weight, -bound, bound)
+        """Draw all weights anew, as `init` says."""
+        fill = BY_NAME[self.init] if isinstance(self.init, str) else self.init
+        for suffix in self._suffixes():
+            for name in self._weight_shapes(0):
+                weight = getattr(self, name + suffix)
+                fill(name, weight, self.cell, self.hidden_size)
+                if is_parametrized(self, name + suffix):
+                    setattr(self, name + suffix, weight)  # what was filled is a copy
 
     def extra_repr(self) -> str:
-        cell = [repr(self.cell)] if type(self) in (Recurrent, RecurrentCell) else []
+        cell = [repr(self.cell)] if type_before_parametrizations(self) in (Recurrent, RecurrentCell) else []
         different = (
             f"{name}={getattr(self, name)!r}"
             for name, default in self._shown.items()
@@ -127,7 +146,8 @@ class _Module(nn.Module):
         self, rows: tuple[int, ...], dtype: torch.dtype
     ) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Shape and dtype of each tensor of a State for so many rows, () if unbatched, of such an input."""
-        widths = [self.proj_size or self.hidden_size] + [self.hidden_size] * (self.cell.states - 1)
+        widths = list(self.cell.widths(self.hidden_size))
+        widths[0] = self.proj_size or widths[0]
         gates = self.cell.gates * self.hidden_size
         first = 0 if self.momentum is None else gates
         second = 0 if self.momentum is None or self.momentum.linear else gates
@@ -142,6 +162,23 @@ class _Module(nn.Module):
     @abstractmethod
     def _lead(self) -> tuple[int, ...]:
         """The leading axis of a State's tensors, before the batch: layers and directions, or none."""
+
+    @abstractmethod
+    def _suffixes(self) -> list[str]:
+        """What follows the name of a weight, for each layer and direction."""
+
+    def _network(self, bidirectional: bool = False, dropout: float = 0.0, packed: bool = False) -> Network:
+        """What backends run, with the weights as they are now."""
+        _check_kinds(self.cell, self.momentum)  # they may have been set since
+        seen: dict[int, Tensor] = {}
+        weights, factored = [self._weights(suffix, seen) for suffix in self._suffixes()], ""
+        if self.factored and (self.momentum is None or self.momentum.linear):
+            weights = [
+                w._replace(ih=w.hh @ w.ih, b_ih=None if w.b_ih is None else w.hh @ w.b_ih) for w in weights
+            ]
+        elif self.factored:
+            factored = "printed" if self.factored == "printed" else "derived"
+        return Network(self.cell, self.momentum, weights, bidirectional, dropout, packed, factored)
 
     def _zeros(self, rows: tuple[int, ...], like: Tensor) -> State:
         shapes = self._shapes(rows, like.dtype)
@@ -179,10 +216,13 @@ class Recurrent(_Module):
 
         a_t = W x_t + b_ih,   v = momentum(a),   state_t = cell(v_t, U h_{t-1}, b_hh, state_{t-1})
 
-    Arguments, shapes, parameter names and results are those of `torch.nn.LSTM`, and three more:
+    Arguments, shapes, parameter names and results are those of `torch.nn.LSTM`, and some more:
 
     bias: also `"hh"`, the recurrent bias alone, so that nothing but W x goes through the momentum.
     momentum: a `Momentum` such as `HeavyBall(mu=0.6)`; None is the plain layer.
+    init: how the weights begin: "torch", "paper", "dtriv", or an object such as `init.Paper(forget_bias=-4)`.
+    factored: for square U, the drive enters through U, as `U v_t`, so that W stands for U⁻¹ W: the paper's
+    remarks 1 and 4. Under Adam and RMSProp True is as derived, U M(a); "printed" divides after U.
     backend: "auto" takes the fastest that can run a call; `explain` says which.
 
     `forward(input, hx)` takes torch's hx and returns torch's tuple, the momentum starting at zero; given a
@@ -203,6 +243,8 @@ class Recurrent(_Module):
         "dropout": 0.0,
         "bidirectional": False,
         "momentum": None,
+        "init": "torch",
+        "factored": False,
         "backend": "auto",
     }
 
@@ -221,6 +263,8 @@ class Recurrent(_Module):
         dtype: torch.dtype | None = None,
         *,
         momentum: Momentum | None = None,
+        init: str | Init = "torch",
+        factored: bool | str = False,
         backend: str = "auto",
     ) -> None:
         super().__init__()
@@ -256,6 +300,10 @@ class Recurrent(_Module):
         self.bidirectional = bidirectional
         self.proj_size = proj_size
         self.momentum = momentum
+        _check_init(init)
+        _check_factored(factored, cell, proj_size)
+        self.init = init
+        self.factored = factored
         self.backend = backend
         out = (proj_size or hidden_size) * (2 if bidirectional else 1)
         for suffix in self._suffixes():
@@ -276,7 +324,7 @@ class Recurrent(_Module):
         return self._forward(input, hx)
 
     def _forward(self, input: Tensor | PackedSequence, hx: Any) -> tuple[Any, Any]:
-        net = self._network(input)
+        net = self._asked(input)
         x, sizes = self._rows(input, net.weights[0].ih)
         if isinstance(hx, State) and self.bidirectional:
             raise ValueError(
@@ -320,11 +368,13 @@ class Recurrent(_Module):
             )
         if batch_size is not None:
             _check_size("batch_size", batch_size)
-        return self._zeros(() if batch_size is None else (batch_size,), self._weights("_l0").ih.detach())
+        return self._zeros(
+            () if batch_size is None else (batch_size,), self._weight("weight_ih_l0", {}).detach()
+        )
 
     def explain(self, input: Tensor | PackedSequence) -> str:
         """Which backend will run this input, and why the others won't."""
-        net = self._network(input)
+        net = self._asked(input)
         x, sizes = self._rows(input, net.weights[0].ih)
         what = f"{self.cell!r}, momentum={self.momentum!r}, {x.dtype} on {x.device}"
         return f"{what}\n{backends.explain(self.backend, net, sizes)}"
@@ -344,12 +394,9 @@ class Recurrent(_Module):
         turns = ("", "_reverse") if self.bidirectional else ("",)
         return [f"_l{layer}{turn}" for layer in range(self.num_layers) for turn in turns]
 
-    def _network(self, input: Tensor | PackedSequence) -> Network:
-        _check_kinds(self.cell, self.momentum)  # they may have been set since
-        weights = [self._weights(suffix) for suffix in self._suffixes()]
+    def _asked(self, input: Tensor | PackedSequence) -> Network:
         dropout = self.dropout if self.training and self.num_layers > 1 else 0.0
-        packed = isinstance(input, PackedSequence)
-        return Network(self.cell, self.momentum, weights, self.bidirectional, dropout, packed)
+        return self._network(self.bidirectional, dropout, isinstance(input, PackedSequence))
 
     def _rows(self, input: Tensor | PackedSequence, weight: Tensor) -> tuple[Tensor, list[int]]:
         """The input, checked, as packed rows (N, D), and how many of them are in each step."""
@@ -395,6 +442,7 @@ class LSTM(Recurrent):
         dtype: torch.dtype | None = None,
         *,
         momentum: Momentum | None = None,
+        init: str | Init = "torch",
         backend: str = "auto",
     ) -> None:
         super().__init__(
@@ -410,6 +458,7 @@ class LSTM(Recurrent):
             device,
             dtype,
             momentum=momentum,
+            init=init,
             backend=backend,
         )
 
@@ -442,6 +491,7 @@ class GRU(Recurrent):
         dtype: torch.dtype | None = None,
         *,
         momentum: Momentum | None = None,
+        init: str | Init = "torch",
         backend: str = "auto",
     ) -> None:
         super().__init__(
@@ -456,6 +506,7 @@ class GRU(Recurrent):
             device=device,
             dtype=dtype,
             momentum=momentum,
+            init=init,
             backend=backend,
         )
 
@@ -491,6 +542,8 @@ class RNN(Recurrent):
         dtype: torch.dtype | None = None,
         *,
         momentum: Momentum | None = None,
+        init: str | Init = "torch",
+        factored: bool | str = False,
         backend: str = "auto",
     ) -> None:
         super().__init__(
@@ -505,6 +558,8 @@ class RNN(Recurrent):
             device=device,
             dtype=dtype,
             momentum=momentum,
+            init=init,
+            factored=factored,
             backend=backend,
         )
         self.nonlinearity = nonlinearity
@@ -522,7 +577,7 @@ class RecurrentCell(_Module):
     torch.Size([2, 5])
     """
 
-    _shown: ClassVar[dict[str, object]] = {"bias": True, "momentum": None}
+    _shown: ClassVar[dict[str, object]] = {"bias": True, "momentum": None, "init": "torch", "factored": False}
 
     def __init__(
         self,
@@ -534,6 +589,8 @@ class RecurrentCell(_Module):
         dtype: torch.dtype | None = None,
         *,
         momentum: Momentum | None = None,
+        init: str | Init = "torch",
+        factored: bool | str = False,
     ) -> None:
         super().__init__()
         _check_kinds(cell, momentum)
@@ -546,13 +603,17 @@ class RecurrentCell(_Module):
         self.bias = bias
         self.proj_size = 0
         self.momentum = momentum
+        _check_init(init)
+        _check_factored(factored, cell, 0)
+        self.init = init
+        self.factored = factored
         self._add_weights("", input_size, device, dtype)
         self.reset_parameters()
 
     def forward(self, input: Tensor, hx: Any = None) -> Any:
         """One step; hx and the result as in torch, or a State each."""
-        _check_kinds(self.cell, self.momentum)  # they may have been set since
-        w = self._weights("")
+        net = self._network()
+        w = net.weights[0]
         _check_input(input, (1, 2), self.input_size, w.ih)
         batched = input.dim() == 2
         state = self._read(hx, input.shape[:-1], input)
@@ -567,9 +628,7 @@ class RecurrentCell(_Module):
                 stacklevel=4,  # past Module.__call__
             )
         moments = MomentumState(*state[1:]) if streams else None
-        _, hidden, moments = reference.layer(
-            input, [len(input)], w, self.cell, self.momentum, state.hidden, moments
-        )
+        _, hidden, moments = reference.layer(input, [len(input)], w, net, state.hidden, moments)
         after = State(hidden, *((moments if streams else None) or state[1:]))._replace(k=state.k + 1)
         if not batched:
             after = after._unbatched()
@@ -579,10 +638,15 @@ class RecurrentCell(_Module):
         """The State before the first step of `batch_size` sequences; without a size, of one unbatched."""
         if batch_size is not None:
             _check_size("batch_size", batch_size)
-        return self._zeros(() if batch_size is None else (batch_size,), self._weights("").ih.detach())
+        return self._zeros(
+            () if batch_size is None else (batch_size,), self._weight("weight_ih", {}).detach()
+        )
 
     def _lead(self) -> tuple[int, ...]:
         return ()
+
+    def _suffixes(self) -> list[str]:
+        return [""]
 
 
 class LSTMCell(RecurrentCell):
@@ -605,8 +669,11 @@ class LSTMCell(RecurrentCell):
         dtype: torch.dtype | None = None,
         *,
         momentum: Momentum | None = None,
+        init: str | Init = "torch",
     ) -> None:
-        super().__init__(cells.LSTM(), input_size, hidden_size, bias, device, dtype, momentum=momentum)
+        super().__init__(
+            cells.LSTM(), input_size, hidden_size, bias, device, dtype, momentum=momentum, init=init
+        )
 
 
 class GRUCell(RecurrentCell):
@@ -625,8 +692,11 @@ class GRUCell(RecurrentCell):
         dtype: torch.dtype | None = None,
         *,
         momentum: Momentum | None = None,
+        init: str | Init = "torch",
     ) -> None:
-        super().__init__(cells.GRU(), input_size, hidden_size, bias, device, dtype, momentum=momentum)
+        super().__init__(
+            cells.GRU(), input_size, hidden_size, bias, device, dtype, momentum=momentum, init=init
+        )
 
 
 class RNNCell(RecurrentCell):
@@ -648,9 +718,21 @@ class RNNCell(RecurrentCell):
         dtype: torch.dtype | None = None,
         *,
         momentum: Momentum | None = None,
+        init: str | Init = "torch",
+        factored: bool | str = False,
     ) -> None:
         cell = cells.Elman(nonlinearity)
-        super().__init__(cell, input_size, hidden_size, bias, device, dtype, momentum=momentum)
+        super().__init__(
+            cell,
+            input_size,
+            hidden_size,
+            bias,
+            device,
+            dtype,
+            momentum=momentum,
+            init=init,
+            factored=factored,
+        )
         self.nonlinearity = nonlinearity
 
 
@@ -680,6 +762,20 @@ def _check_choice(name: str, value: object, choices: Sequence[object]) -> None:
         one_of = ", ".join(map(repr, choices))
         kind = ValueError if isinstance(value, str) else TypeError
         raise kind(f"{name} should be one of {one_of}, got {value!r}")
+
+
+def _check_init(init: object) -> None:
+    if not isinstance(init, Init):
+        names = ", ".join(map(repr, BY_NAME))
+        kind = ValueError if isinstance(init, str) else TypeError
+        if not isinstance(init, str) or init not in BY_NAME:
+            raise kind(f"init should be one of {names}, or an Init such as init.Paper(), got {init!r}")
+
+
+def _check_factored(factored: object, cell: Cell, proj_size: int) -> None:
+    _check_choice("factored", factored, (True, False, "printed"))
+    if factored and (cell.gates != 1 or proj_size):
+        raise ValueError(f"factored should be False, since U is not square for {cell!r}, got {factored!r}")
 
 
 def _check_input(x: object, dims: Sequence[int], features: int, weight: Tensor) -> None:

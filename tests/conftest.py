@@ -81,7 +81,7 @@ CELLS = {
     "sigmoid": cells.Elman("sigmoid"),
     "modrelu": cells.Elman("modrelu"),
 }
-NATIVE = {"lstm", "gru", "tanh", "relu"}
+NATIVE = set(CELLS)
 
 
 def serves(cell):

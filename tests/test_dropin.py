@@ -201,12 +201,12 @@ def test_state_dict(kind, options, momentum):
 
 LAYER = "input_size hidden_size num_layers bias batch_first dropout bidirectional"
 SIGNATURES = {
-    "LSTM": (f"{LAYER} proj_size device dtype", "momentum backend"),
-    "GRU": (f"{LAYER} device dtype", "momentum backend"),
-    "RNN": (f"{LAYER} device dtype".replace("bias", "nonlinearity bias"), "momentum backend"),
-    "LSTMCell": ("input_size hidden_size bias device dtype", "momentum"),
-    "GRUCell": ("input_size hidden_size bias device dtype", "momentum"),
-    "RNNCell": ("input_size hidden_size bias nonlinearity device dtype", "momentum"),
+    "LSTM": (f"{LAYER} proj_size device dtype", "momentum init backend"),
+    "GRU": (f"{LAYER} device dtype", "momentum init backend"),
+    "RNN": (f"{LAYER} device dtype".replace("bias", "nonlinearity bias"), "momentum init factored backend"),
+    "LSTMCell": ("input_size hidden_size bias device dtype", "momentum init"),
+    "GRUCell": ("input_size hidden_size bias device dtype", "momentum init"),
+    "RNNCell": ("input_size hidden_size bias nonlinearity device dtype", "momentum init factored"),
 }
 
 
@@ -704,15 +704,17 @@ def test_explain():
     filtered = mr.LSTM(3, 5, momentum=mr.HeavyBall(mu=0.6)).explain(x)
     for part in ("LSTM()", "HeavyBall(mu=0.6, step=1.0)", "float32", "cpu"):
         assert part in filtered.splitlines()[0]
-    assert "native     runs: torch.lstm on the filtered input" in filtered
+    assert "native     runs: torch.lstm, on the filtered input" in filtered
     assert "reference  could:" in filtered
     assert "native     runs: torch.gru" in mr.GRU(3, 5).explain(x)
-    assert "drive of all steps" in mr.GRU(3, 5, momentum=mr.Adam()).explain(x)
+    assert "written by hand, on the filtered input" in mr.GRU(3, 5, momentum=mr.Nesterov()).explain(x)
+    assert "runs: the drive and a recurrence in chunks" in mr.GRU(3, 5, momentum=mr.Adam()).explain(x)
+    assert "runs: a recurrence with a backward" in mr.RNN(3, 5, nonlinearity="modrelu").explain(x)
     forced = mr.GRU(3, 5, backend="reference").explain(x)
     assert "native     could: torch.gru" in forced
     assert "reference  runs: the definition" in forced
-    refused = mr.RNN(3, 5, nonlinearity="modrelu").explain(x)
-    assert "native     can't: torch has no fused layer for Elman(nonlinearity='modrelu')" in refused
+    refused = mr.Recurrent(Leaky(), 3, 5).explain(x)
+    assert "native     can't: Leaky(leak=0.9) has no fused layer in torch" in refused
     assert "reference  runs" in refused
     _, packed = given("unsorted", False, F32)
     assert "native     runs" in mr.GRU(3, 5).explain(packed)
@@ -842,9 +844,3 @@ def test_own_cell_on_native_is_refused(own):
     with pytest.raises(RuntimeError, match=r"backend='native' can't run this: .*Leaky\(leak=0\.9\)"):
         net(x)
     assert "Leaky(leak=0.9)" in net.explain(x)
-
-
-def test_modrelu_on_native_is_refused():
-    net = mr.RNN(3, 5, nonlinearity="modrelu", backend="native")
-    with pytest.raises(RuntimeError, match=r"backend='native' can't run this: .*modrelu"):
-        net(torch.randn(4, 2, 3))

@@ -299,8 +299,8 @@ for name, error, parts, call in [
     ("select(str)", TypeError, ("select", "rows", "'0'", "indices, a mask or a slice"),
         lambda: start().select("0")),
 
-    ("native-can't", RuntimeError, ("backend='native'", "modrelu", "no fused layer"),
-        lambda: mr.RNN(3, 5, nonlinearity="modrelu", backend="native")(x())),
+    ("native-can't", RuntimeError, ("backend='native'", "Careless", "no fused layer"),
+        lambda: mr.Recurrent(Careless("one"), 3, 5, backend="native")(x())),
     ("s-and-step", TypeError, ("MomentumLSTM", "s ", "step", "both", "one of them"),
         lambda: mr.MomentumLSTM(3, 5, s=1.0, step=1.0)),
     ("name-and-momentum", TypeError, ("NAGLSTM", "momentum", "use LSTM"),

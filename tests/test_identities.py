@@ -12,7 +12,6 @@ import torch
 from conftest import (
     CELLS,
     MOMENTA,
-    NATIVE,
     as_torch,
     as_tuple,
     assert_same,
@@ -701,7 +700,7 @@ def test_scan_is_linear_in_time():
 
 
 @every_backend
-@pytest.mark.parametrize("cell", sorted(NATIVE - {"relu"}))
+@pytest.mark.parametrize("cell", ["gru", "lstm", "tanh"])
 def test_long_layer(cell, backend):
     """1000 steps of mu = 1: v is a plain sum, and the layer the plain one of that sum."""
     net, x = make(cell, mr.HeavyBall(mu=1.0, step=0.01), 2, 3, backend=backend), leaf(1000, 1, 2)

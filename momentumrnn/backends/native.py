@@ -1,13 +1,13 @@
-"""Layers on torch's own recurrences: oneDNN, cuDNN and torch's packing do the work.
+"""Layers in whole-sequence operations: torch's fused layers where it has them, else `recurrence`.
 
-A linear drive commutes with W, because it acts on time and W on features. So the layer is torch's layer on
+A linear drive commutes with W, because it acts on time and W on features. So the layer is a plain layer on
 a filtered input, with a further column for each further thing that is driven:
 
     v_t = W x̄_t + b_ih g_t + v_0 f_t,     x̄ = M(x),  g = M(1),  f_t = decay_1 ... decay_t
 
 The bias b_ih is the weight of the column g. The momentum v_0 that a state brings differs from row to row of
 the batch, so row i has f_t in column i of a block whose weight is v_0ᵀ.
-Adam and RMSProp square W x + b_ih: their drive is computed in gate space, all steps at once.
+Adam and RMSProp square W x + b_ih: their drive lives in gate space.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,8 +20,8 @@ from torch.nn.functional import linear
 from ..cells import GRU, LSTM, Cell, Elman, Weights
 from ..momentum import Momentum, MomentumState, count, narrow, scan, wide
 from ..packing import lengths, pack, pad, rectangular
-from . import reference
-from .stack import Network, Result, stack
+from . import recurrence, reference
+from .stack import Network, Result, stack, through_u
 
 _FUNCTIONS: tuple[tuple[Cell, Callable[..., tuple[Tensor, ...]]], ...] = (
     (LSTM(), torch.lstm),
@@ -36,18 +36,20 @@ def _function(cell: Cell) -> Callable[..., tuple[Tensor, ...]] | None:
 
 
 def supports(net: Network, sizes: Sequence[int]) -> str:
-    if _function(net.cell) is None:
-        return f"torch has no fused layer for {net.cell!r}"
+    if recurrence.steps_of(net.cell) is None:
+        return f"{net.cell!r} has no fused layer in torch and no backward written by hand"
     if torch._C._are_functorch_transforms_active():
-        return "torch's fused layers don't run under torch.func transforms such as vmap"
+        return "its layers don't run under torch.func transforms such as vmap"
     return ""
 
 
 def about(net: Network) -> str:
     if net.momentum is not None and not net.momentum.linear:
-        return "the drive of all steps at once, then a loop over the recurrence"
-    name = f"torch.{getattr(_function(net.cell), '__name__', '')}"
-    return name if net.momentum is None else f"{name} on the filtered input"
+        return "the drive and a recurrence in chunks of time, with a backward written by hand"
+    name = "a recurrence with a backward written by hand"
+    if _fused(net.cell, net.weights[0].ih.device) or (net.momentum is None and _function(net.cell)):
+        name = f"torch.{getattr(_function(net.cell), '__name__', '')}"
+    return name if net.momentum is None else f"{name}, on the filtered input"
 
 
 def run(
@@ -57,32 +59,67 @@ def run(
     hidden: Sequence[Tensor],
     moments: MomentumState | None,
 ) -> Result:
-    if net.momentum is not None:
-        return stack(layer, net, x, sizes, hidden, moments)
-    return *_plain(net, x, sizes, hidden), None
+    if net.momentum is None and _function(net.cell) is not None:
+        return *_plain(net, x, sizes, hidden), None
+    return stack(layer, net, x, sizes, hidden, moments)
 
 
 def layer(
     x: Tensor,
     sizes: Sequence[int],
     w: Weights,
-    cell: Cell,
-    momentum: Momentum | None,
+    net: Network,
     hidden: Sequence[Tensor],
     moments: MomentumState | None,
 ) -> Result:
     """See `stack.Layer`."""
-    assert momentum is not None
-    if momentum.linear:
-        columns, weights, after = _filter(x, sizes, w, momentum, moments)
-        net = Network(cell, None, [weights])
-        y, final = _plain(net, columns, sizes, [h.unsqueeze(0) for h in hidden])
-        return y, tuple(h.squeeze(0) for h in final), after
+    m = net.momentum
+    if m is not None and not m.linear:
+        return _driven(x, sizes, w, net, m, hidden, moments)
+    after = None
+    if m is not None:
+        x, w, after = _filter(x, sizes, w, m, moments)
+    plain = Network(net.cell, None, [w])
+    if not _fused(net.cell, x.device) and not _traced():
+        y, final, _ = recurrence.layer(x, sizes, w, plain, hidden, None)
+        return y, final, after
+    y, final = _plain(plain, x, sizes, [h.unsqueeze(0) for h in hidden])
+    return y, tuple(h.squeeze(0) for h in final), after
+
+
+def _fused(cell: Cell, device: torch.device) -> bool:
+    """Whether torch's own layer is the fastest. On the CPU its GRU and RNN are loops under autograd."""
+    return cell == LSTM() or (device.type != "cpu" and _function(cell) is not None)
+
+
+def _traced() -> bool:
+    return bool(getattr(torch.compiler, "_is_exporting_flag", False))
+
+
+def _driven(
+    x: Tensor,
+    sizes: Sequence[int],
+    w: Weights,
+    net: Network,
+    m: Momentum,
+    hidden: Sequence[Tensor],
+    moments: MomentumState | None,
+) -> Result:
+    """A layer whose momentum has a second moment."""
+    learned = m.decays(torch.zeros(1, device=x.device), x).requires_grad
+    # On a GPU a scan in log T passes over whole tensors beats T steps.
+    if x.device.type == "cpu" and w.hr is None and not (net.factored or learned or _traced()):
+        return recurrence.layer(x, sizes, w, net, hidden, moments)
     a = linear(x, w.ih, w.b_ih)
-    v, n = momentum.moments(pad(a, sizes), moments)
+    v, n = m.moments(pad(a, sizes), moments)
     # Packed first: where n is 0, in the padding too, the printed readout has no gradient.
-    drive = narrow(momentum.readout(pack(v, sizes), pack(n, sizes)), a.dtype)
-    y, final, _ = reference.recur(drive, sizes, w, cell, None, hidden, None)
+    first, second = pack(v, sizes), pack(n, sizes)
+    drive = narrow(m.readout(first, second), a.dtype)
+    if net.factored:
+        drive = through_u(net, drive, first, second, w.hh)
+    plain = Network(net.cell, None, [w])
+    recur = reference.recur if w.hr is not None or _traced() else recurrence.recur
+    y, final, _ = recur(drive, sizes, w, plain, hidden, None)
     return y, final, moments and _at_end(v, n, moments.k, sizes)
 
 
@@ -185,7 +222,8 @@ def _twice_differentiable(
     """The outputs of cuDNN, whose backward can't be differentiated, with one that can."""
     present = [[p is not None for p in w] for w in net.weights]
 
-    def again(x: Tensor, *rest: Tensor) -> list[Tensor]:
+    def again(inputs: Sequence[Tensor]) -> list[Tensor]:
+        x, *rest = inputs
         given = iter(rest)
         hs = [next(given) for _ in hidden]
         weights = [Weights(*(next(given) if p else None for p in ps)) for ps in present]  # type: ignore[arg-type]
@@ -210,9 +248,5 @@ class _Twice(torch.autograd.Function):
         inputs = ctx.saved_tensors
         if not torch.is_grad_enabled():
             return None, None, *grads, *(None for _ in inputs)
-        asked = [t for t, need in zip(inputs, ctx.needs_input_grad[2 + ctx.count :], strict=True) if need]
-        found = iter(
-            torch.autograd.grad(ctx.again(*inputs), asked, grads, create_graph=True, allow_unused=True)
-        )
-        to_inputs = (next(found) if need else None for need in ctx.needs_input_grad[2 + ctx.count :])
+        to_inputs = recurrence.gradients(ctx.again, inputs, ctx.needs_input_grad[2 + ctx.count :], grads)
         return None, None, *(None for _ in grads), *to_inputs

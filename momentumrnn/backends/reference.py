@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from ..cells import Cell, Weights
-from ..momentum import Momentum, MomentumState
-from .stack import Network, Result, stack
+from ..cells import Weights
+from ..momentum import MomentumState
+from .stack import Network, Result, stack, through_u
 
 
 def supports(net: Network, sizes: Sequence[int]) -> str:
@@ -33,23 +33,21 @@ def layer(
     x: Tensor,
     sizes: Sequence[int],
     w: Weights,
-    cell: Cell,
-    momentum: Momentum | None,
+    net: Network,
     hidden: Sequence[Tensor],
     moments: MomentumState | None,
 ) -> Result:
     """See `stack.Layer`."""
-    if momentum is not None and moments is None:
-        moments = momentum.start(sizes[0], len(w.ih), x)
-    return recur(linear(x, w.ih, w.b_ih), sizes, w, cell, momentum, hidden, moments)
+    if net.momentum is not None and moments is None:
+        moments = net.momentum.start(sizes[0], len(w.ih), x)
+    return recur(linear(x, w.ih, w.b_ih), sizes, w, net, hidden, moments)
 
 
 def recur(
     a: Tensor,
     sizes: Sequence[int],
     w: Weights,
-    cell: Cell,
-    momentum: Momentum | None,
+    net: Network,
     hidden: Sequence[Tensor],
     moments: MomentumState | None,
 ) -> Result:
@@ -58,16 +56,18 @@ def recur(
     state, ys = tuple(h.to(a.dtype) for h in hidden), []
     b_hh = None if w.b_hh is None else w.b_hh.to(a.dtype)
     for v in torch.split_with_sizes(a, list(sizes)):
-        if momentum is not None and moments is not None:
-            v, now = momentum.update(v, MomentumState(*_first(moments, len(v))))
+        if net.momentum is not None and moments is not None:
+            v, now = net.momentum.update(v, MomentumState(*_first(moments, len(v))))
+            if net.factored:
+                v = through_u(net, v, now.v, now.n, w.hh)
             moments = MomentumState(*map(_keep, now, moments))
         old = _first(state, len(v))
-        h = cell.step(v, linear(old[0], w.hh), b_hh, old)
+        h = net.cell.step(v, linear(old[0], w.hh), b_hh, old)
         if w.hr is not None:
             h = (linear(h[0], w.hr), *h[1:])
         if not isinstance(h, tuple) or [s.shape for s in h] != [s.shape for s in old]:
             expected = f"a tuple of tensors like its state, {_shapes(old)}"
-            raise TypeError(f"{type(cell).__name__}.step should return {expected}, got {_shapes(h)}")
+            raise TypeError(f"{type(net.cell).__name__}.step should return {expected}, got {_shapes(h)}")
         ys.append(h[0])
         state = tuple(map(_keep, h, state))
     return torch.cat(ys), state, moments

@@ -5,10 +5,10 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import dropout
+from torch.nn.functional import dropout, linear
 
 from ..cells import Cell, Weights
-from ..momentum import Momentum, MomentumState
+from ..momentum import Momentum, MomentumState, narrow
 from ..packing import reverse
 
 Result = tuple[Tensor, tuple[Tensor, ...], MomentumState | None]
@@ -17,7 +17,8 @@ Result = tuple[Tensor, tuple[Tensor, ...], MomentumState | None]
 class Network(NamedTuple):
     """What a backend is asked to run.
 
-    weights: one entry for each layer and direction; packed: whether the input came as a PackedSequence.
+    weights: one entry for each layer and direction; packed: whether the input came as a PackedSequence;
+    factored: "derived" or "printed" if the drive goes through U, see `through_u`, else "".
     """
 
     cell: Cell
@@ -26,10 +27,11 @@ class Network(NamedTuple):
     bidirectional: bool = False
     dropout: float = 0.0
     packed: bool = False
+    factored: str = ""
 
 
 class Layer(Protocol):
-    """One direction of one layer.
+    """One direction of one layer of `net`, with the weights w.
 
     x: (N, D), packed; sizes: rows in each step; hidden: (h, ...), (B, H) each; moments: None at the start
     of a sequence. Returns h of every step (N, H), the final state of each row and, if moments were given,
@@ -41,11 +43,18 @@ class Layer(Protocol):
         x: Tensor,
         sizes: Sequence[int],
         w: Weights,
-        cell: Cell,
-        momentum: Momentum | None,
+        net: Network,
         hidden: Sequence[Tensor],
         moments: MomentumState | None,
     ) -> Result: ...
+
+
+def through_u(net: Network, drive: Tensor, v: Tensor, n: Tensor, u: Tensor) -> Tensor:
+    """The drive of a factored network: U M(a) as derived, or as printed with U on the numerator alone."""
+    if net.factored == "derived":
+        return linear(drive, u)
+    assert net.momentum is not None
+    return narrow(net.momentum.readout(linear(v, u.to(v.dtype)), n), drive.dtype)
 
 
 def stack(
@@ -69,8 +78,7 @@ def stack(
                 reverse(x, sizes) if turn else x,
                 sizes,
                 net.weights[i],
-                net.cell,
-                net.momentum,
+                net,
                 [h[i] for h in hidden],
                 moments and MomentumState(moments.v[i], moments.n[i], moments.k),
             )

@@ -1,0 +1,153 @@
+"""The command line: reads options, prints tables, writes files. Torch is imported when a command runs."""
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Time layers against torch.nn: parity first, then forward, forward + backward, and peak memory."""
+
+    shapes: tuple[str, ...] = ("pmnist128", "timit158")
+    """Layers and inputs by the paper's names: pmnist128, pmnist256, lstm512, mnist-gru256, timit84, timit120,
+    timit158, copy190-1k, copy190-2k, adding128, ptb1150, ptb400, dtriv170, dtriv360, dtriv512, dtriv224,
+    dtriv322."""
+    cells: tuple[Literal["lstm", "gru", "rnn"], ...] = ()
+    """In place of each shape's own cell."""
+    momentum: tuple[str, ...] = ("HeavyBall",)
+    """Spelt as in Python, such as "HeavyBall(mu=0.9)", "Adam(mu=0.6, beta=0.9)", Nesterov, None."""
+    backend: str = "auto"
+    """auto takes the fastest that serves; another name, such as native or reference, that one or none."""
+    rivals: tuple[Literal["torch", "loop"], ...] = ("torch", "loop")
+    """torch: torch.nn's plain layer; loop: the paper's listing, step by step in Python, with the momentum."""
+    device: Literal["cpu", "cuda"] | None = None
+    """By default cuda, if there is one."""
+    dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
+    """Of weights and input."""
+    threads: int | None = None
+    """CPU threads; by default as many as torch takes."""
+    repeats: int = 5
+    """Rounds, in each of which all are timed one after another."""
+    memory: bool = True
+    """Measure peak memory; on a CPU in fresh processes, some seconds each."""
+    json: Path | None = None
+    """Write the results to this file."""
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    args = sys.argv[1:] if args is None else list(args)
+    if args == ["--version"]:
+        from . import __version__
+
+        print(f"momentumrnn {__version__}")
+        return 0
+    missing = [name for name in ("tyro", "rich") if find_spec(name) is None]
+    if missing:
+        return _refuse(f"{' and '.join(missing)} should be installed: pip install 'momentumrnn[all]'", 1)
+    import tyro
+
+    options = tyro.extras.subcommand_cli_from_dict(
+        {"bench": Bench},
+        prog="momentumrnn",
+        description="Momentum in recurrent networks. --version prints the version.",
+        args=args,
+    )
+    try:
+        return _bench(options, args)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _bench(options: Bench, args: Sequence[str]) -> int:
+    from rich.console import Console
+
+    from .bench import BadOption, bench
+
+    settings = {name: value for name, value in vars(options).items() if name != "json"}
+    command = shlex.join(["momentumrnn", *args])
+    if options.json:
+        # A result says what was run, not in whose folders.
+        command = command.replace(str(options.json), options.json.name)
+        try:
+            _write(options.json, None)
+        except OSError as error:
+            expected = "expected a file in a folder that can be written to"
+            return _refuse(f"bench: --json: {expected}, got {str(options.json)!r}: {error.strerror}")
+    # In a file or pipe there is no edge to keep within.
+    console = Console(width=None if sys.stdout.isatty() else 132)
+    try:
+        result = bench(command=command, report=lambda case: _print(console, case), **settings)
+    except BadOption as error:
+        return _refuse(f"bench: {error}")
+    torch, threads = result["versions"]["torch"], result["threads"]
+    console.print(f"{result['device']}, torch {torch}, threads {threads}, commit {result['commit']}")
+    if options.json:
+        _write(options.json, json.dumps(result, indent=2, allow_nan=False) + "\n")
+    if not result["complete"]:
+        return 130
+    return 0 if all(case["status"] == "ok" for case in result["cases"]) else 1
+
+
+def _refuse(reason: str, code: int = 2) -> int:
+    print(f"momentumrnn: {reason}", file=sys.stderr)
+    return code
+
+
+def _write(path: Path, text: str | None) -> None:
+    """All of the text or, if that fails, nothing; with None only tries whether it could."""
+    if path.is_dir():
+        raise IsADirectoryError(None, "it is a folder")
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_text(text or "")
+        if text is not None:
+            os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _print(console: Any, case: dict[str, Any]) -> None:
+    """One case as a table, a line for each contender; ratios are ours / rival, with lowest and highest."""
+    from rich import box
+    from rich.table import Table
+
+    sizes = ", ".join(f"{name} {size}" for name, size in case["sizes"].items())
+    console.print(f"\n[bold]{case['shape']}[/]: {case['cell']}, {case['momentum']}, {sizes}", highlight=False)
+    if case["status"] == "failed":
+        console.print(f"[red]failed[/] on {case['backend']}: {case['reason']}", highlight=False)
+        return
+    console.print(f"{case['backend']}: {case['how']}", highlight=False)
+    table = Table("", box=box.SIMPLE_HEAD)
+    for name in ("forward ms", "training ms", "peak MB", "ours/it forward", "ours/it training"):
+        table.add_column(name, justify="right")
+    table.add_column("error", justify="right")
+    table.add_column("of gradients", justify="right")
+    for name in ("ours", *(rival for rival in case["parity"] if rival in ("torch", "loop"))):
+        row = case.get("rows", {}).get(name, {})
+        ratios = [case.get("ratios", {}).get(what, {}).get(name) for what in ("forward", "training")]
+        table.add_row(
+            row.get("layer", name),
+            *(_show(row.get(what), ".4g") for what in ("forward_ms", "training_ms", "peak_mb")),
+            *("{median:.2f} ({lowest:.2f}-{highest:.2f})".format(**r) if r else "-" for r in ratios),
+            *(_show(error, ".0e") for error in case["parity"][name].values()),
+        )
+    console.print(table)
+    if case["status"] == "wrong":
+        allowed = " and ".join(f"{error:.0e}" for error in case["parity"]["tolerance"].values())
+        console.print(f"[red]wrong[/], so not timed: ours should be within {allowed} of float64")
+
+
+def _show(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

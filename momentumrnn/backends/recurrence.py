@@ -1,0 +1,548 @@
+"""Layers in plain PyTorch with a backward written by hand: LSTM, GRU and Elman, also under Adam and RMSProp.
+
+Time goes by in chunks small enough for a processor's cache. Within one the input is projected and the moments
+and coefficients are computed for all steps at once; step by step there remain a matrix product and a few
+operations in place. The backward recomputes the moments of a chunk from those at its start.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..cells import GRU, LSTM, Cell, Elman, Weights
+from ..momentum import Momentum, MomentumState, count, narrow, wide
+from ..packing import lengths
+from . import reference
+from .stack import Network, Result
+
+_aten = torch.ops.aten
+
+
+class Span(NamedTuple):
+    """The rows of one step among all packed rows, and where those of the step before begin, -1 for none."""
+
+    begin: int
+    end: int
+    before: int
+
+    @property
+    def rows(self) -> int:
+        return self.end - self.begin
+
+
+Chunk = list[Span]
+
+
+def chunks(sizes: Sequence[int], width: int, device: torch.device) -> list[Chunk]:
+    """All steps, in runs of up to 16 and about a million numbers; longer on a GPU, where launches count."""
+    most, numbers = (16, 1 << 20) if device.type == "cpu" else (256, 1 << 25)
+    steps = max(1, min(most, numbers // max(1, sizes[0] * width)))
+    spans, begin, before = [], 0, -1
+    for rows in sizes:
+        spans.append(Span(begin, begin + rows, before))
+        begin, before = begin + rows, begin
+    return [spans[i : i + steps] for i in range(0, len(spans), steps)]
+
+
+class Track(NamedTuple):
+    """One tensor of the state through time: before the first step (B, H), and after each (N, H)."""
+
+    initial: Tensor
+    after: Tensor
+
+    def before(self, span: Span) -> Tensor:
+        """What the rows of a step come from."""
+        if span.before < 0:
+            return self.initial
+        return self.after[span.before : span.before + span.rows]
+
+    def all_before(self, chunk: Chunk) -> Tensor:
+        """The same for all steps of a chunk."""
+        first, last = chunk[0], chunk[-1]
+        if first.before >= 0 and last.end - first.begin == last.before + last.rows - first.before:
+            return self.after[first.before : last.before + last.rows]
+        return torch.cat([self.before(span) for span in chunk])
+
+
+def ends(packed: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The last row of each sequence, (B, H)."""
+    if sizes[0] == sizes[-1]:
+        return packed[-sizes[0] :].clone()
+    begins = torch.tensor([0, *sizes[:-1]]).cumsum(0).to(packed.device)
+    taken = lengths(sizes, packed.device)
+    return packed[begins[taken - 1] + torch.arange(len(taken), device=packed.device)]
+
+
+class Scratch:
+    """Buffers by name, made once and used by chunk after chunk."""
+
+    def __init__(self, rows: int, like: Tensor) -> None:
+        self.rows, self.like = rows, like
+        self.buffers: dict[str, Tensor] = {}
+
+    def __call__(self, name: str, rows: int, *shape: int) -> Tensor:
+        if name not in self.buffers:
+            self.buffers[name] = self.like.new_empty(self.rows, *shape)
+        return self.buffers[name][:rows]
+
+
+class Steps(ABC):
+    """The steps of a cell, without autograd. Knows neither x nor momentum.
+
+    saved: numbers kept for each hidden unit and step, besides the state.
+    """
+
+    saved: ClassVar[int]
+
+    @abstractmethod
+    def forward(
+        self, chunk: Chunk, drive: Tensor, u: Tensor, b: Tensor | None, tracks: Sequence[Track], saved: Tensor
+    ) -> None:
+        """Fill `tracks`, and `saved` of this chunk. drive: (L, G), may be spoilt; u: Uᵀ."""
+
+    @abstractmethod
+    def backward(
+        self,
+        chunk: Chunk,
+        grad: Tensor,
+        carried: Sequence[Tensor],
+        u: Tensor,
+        tracks: Sequence[Track],
+        saved: Tensor,
+        scratch: Scratch,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """From the gradient of a chunk's outputs those of its drive, of U h + b_hh, and, row by row, of b_hh.
+
+        carried: the gradient of the state, (B, H) each, brought from the chunk after to the one before.
+        """
+
+
+class LSTMSteps(Steps):
+    saved = 4
+
+    def forward(
+        self, chunk: Chunk, drive: Tensor, u: Tensor, b: Tensor | None, tracks: Sequence[Track], saved: Tensor
+    ) -> None:
+        (h, c), start = tracks, chunk[0].begin
+        if b is not None:
+            drive.add_(b)
+        size = len(u)
+        tanh = torch.empty_like(c.initial)
+        for span in chunk:
+            at = slice(span.begin - start, span.end - start)
+            gates = torch.addmm(drive[at], h.before(span), u, out=saved[at])
+            gates[:, : 2 * size].sigmoid_()
+            i, f, g, o = gates.chunk(4, 1)
+            g.tanh_()
+            o.sigmoid_()
+            now = torch.mul(f, c.before(span), out=c.after[span.begin : span.end]).addcmul_(i, g)
+            torch.mul(o, torch.tanh(now, out=tanh[: span.rows]), out=h.after[span.begin : span.end])
+
+    def backward(
+        self,
+        chunk: Chunk,
+        grad: Tensor,
+        carried: Sequence[Tensor],
+        u: Tensor,
+        tracks: Sequence[Track],
+        saved: Tensor,
+        scratch: Scratch,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        start, end = chunk[0].begin, chunk[-1].end
+        rows, size = end - start, u.shape[1]
+        i, f, g, o = saved.chunk(4, 1)
+        tanh = torch.tanh(tracks[1].after[start:end], out=scratch("tanh", rows, size))
+        # ∂c/∂h, and the factors from dc to the inputs of i, f, g and from dh to that of o.
+        to_c = _aten.tanh_backward.grad_input(o, tanh, grad_input=scratch("to_c", rows, size))
+        to = scratch("to", rows, 4, size)
+        _aten.sigmoid_backward.grad_input(g, i, grad_input=to[:, 0])
+        _aten.sigmoid_backward.grad_input(tracks[1].all_before(chunk), f, grad_input=to[:, 1])
+        _aten.tanh_backward.grad_input(i, g, grad_input=to[:, 2])
+        _aten.sigmoid_backward.grad_input(tanh, o, grad_input=to[:, 3])
+        gates = scratch("gates", rows, 4, size)
+        for span in reversed(chunk):
+            at = slice(span.begin - start, span.end - start)
+            dh, dc = (d[: span.rows] for d in carried)
+            dh.add_(grad[at])
+            dc.addcmul_(dh, to_c[at])
+            torch.mul(dc.unsqueeze(1), to[at, :3], out=gates[at, :3])
+            torch.mul(dh, to[at, 3], out=gates[at, 3])
+            dc.mul_(f[at])
+            torch.mm(gates[at].flatten(1), u, out=dh)
+        flat = gates.flatten(1)
+        return flat, flat, flat
+
+
+class GRUSteps(Steps):
+    saved = 4
+
+    def forward(
+        self, chunk: Chunk, drive: Tensor, u: Tensor, b: Tensor | None, tracks: Sequence[Track], saved: Tensor
+    ) -> None:
+        (h,), start, size = tracks, chunk[0].begin, len(u)
+        for span in chunk:
+            at = slice(span.begin - start, span.end - start)
+            v, kept = drive[at], saved[at]
+            n, products, r, u_n = (
+                kept[:, :size],
+                kept[:, size:],
+                kept[:, size : 2 * size],
+                kept[:, 3 * size :],
+            )
+            old = h.before(span)
+            torch.mm(old, u, out=products) if b is None else torch.addmm(b, old, u, out=products)
+            gates = products[:, : 2 * size].add_(v[:, : 2 * size]).sigmoid_()
+            torch.addcmul(v[:, 2 * size :], r, u_n, out=n).tanh_()
+            torch.lerp(n, old, gates[:, size:], out=h.after[span.begin : span.end])
+
+    def backward(
+        self,
+        chunk: Chunk,
+        grad: Tensor,
+        carried: Sequence[Tensor],
+        u: Tensor,
+        tracks: Sequence[Track],
+        saved: Tensor,
+        scratch: Scratch,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        start, end = chunk[0].begin, chunk[-1].end
+        rows, size = end - start, u.shape[1]
+        n, r, z, u_n = saved.chunk(4, 1)
+        # The factors from dh to the inputs of r, z and to U_n h + b_hn; and to the input of n.
+        to, to_n = scratch("to", rows, 3, size), scratch("to_n", rows, size)
+        _aten.tanh_backward.grad_input(torch.rsub(z, 1), n, grad_input=to_n)
+        _aten.sigmoid_backward.grad_input(u_n, r, grad_input=to[:, 0])
+        to[:, 0].mul_(to_n)
+        _aten.sigmoid_backward.grad_input(tracks[0].all_before(chunk) - n, z, grad_input=to[:, 1])
+        torch.mul(to_n, r, out=to[:, 2])
+        gates, kept = scratch("gates", rows, 3, size), scratch("dh", rows, size)
+        for span in reversed(chunk):
+            at = slice(span.begin - start, span.end - start)
+            run = carried[0][: span.rows]
+            dh = torch.add(run, grad[at], out=kept[at])
+            torch.mul(dh.unsqueeze(1), to[at], out=gates[at])
+            torch.mul(dh, z[at], out=run).addmm_(gates[at].flatten(1), u)
+        products = gates.flatten(1)
+        drive = scratch("drive", rows, 3 * size).copy_(products)
+        torch.mul(kept, to_n, out=drive[:, 2 * size :])
+        return drive, products, products
+
+
+class ElmanSteps(Steps):
+    saved = 0
+
+    def __init__(self, nonlinearity: str) -> None:
+        self.nonlinearity = nonlinearity
+
+    def forward(
+        self, chunk: Chunk, drive: Tensor, u: Tensor, b: Tensor | None, tracks: Sequence[Track], saved: Tensor
+    ) -> None:
+        (h,), start, modrelu = tracks, chunk[0].begin, self.nonlinearity == "modrelu"
+        if b is not None and not modrelu:
+            drive.add_(b)
+        for span in chunk:
+            now = h.after[span.begin : span.end]
+            torch.addmm(drive[span.begin - start : span.end - start], h.before(span), u, out=now)
+            if modrelu:
+                size = now.abs() if b is None else now.abs().add_(b)
+                now.sign_().mul_(size.relu_())
+            else:
+                getattr(now, self.nonlinearity + "_")()
+
+    def backward(
+        self,
+        chunk: Chunk,
+        grad: Tensor,
+        carried: Sequence[Tensor],
+        u: Tensor,
+        tracks: Sequence[Track],
+        saved: Tensor,
+        scratch: Scratch,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        start, end = chunk[0].begin, chunk[-1].end
+        h = tracks[0].after[start:end]
+        to, inputs = scratch("to", *h.shape), scratch("inputs", *h.shape)
+        match self.nonlinearity:
+            case "tanh":
+                torch.mul(h, h, out=to).neg_().add_(1)
+            case "sigmoid":
+                torch.addcmul(h, h, h, value=-1, out=to)
+            case _:  # relu and modrelu pass a gradient on where they are not 0
+                to.copy_(h != 0)
+        for span in reversed(chunk):
+            at = slice(span.begin - start, span.end - start)
+            dh = carried[0][: span.rows]
+            torch.mul(dh.add_(grad[at]), to[at], out=inputs[at])
+            torch.mm(inputs[at], u, out=dh)
+        return inputs, inputs, inputs * h.sign() if self.nonlinearity == "modrelu" else inputs
+
+
+def steps_of(cell: Cell) -> Steps | None:
+    """The hand-written steps of a cell, if there are any."""
+    if cell == LSTM():
+        return LSTMSteps()
+    if cell == GRU():
+        return GRUSteps()
+    return ElmanSteps(cell.nonlinearity) if type(cell) is Elman else None
+
+
+class Spec(NamedTuple):
+    """What is to be run, its tensors aside.
+
+    net: its momentum is None or has a second moment; decays: one for each step, (B, 1) or (1, 1); given:
+    whether the gate inputs come ready-made.
+    """
+
+    net: Network
+    sizes: Sequence[int]
+    decays: Sequence[Tensor]
+    given: bool = False
+
+    @property
+    def steps(self) -> Steps:
+        steps = steps_of(self.net.cell)
+        assert steps is not None
+        return steps
+
+    @property
+    def momentum(self) -> Momentum | None:
+        return self.net.momentum
+
+
+def _second(spec: Spec) -> tuple[Momentum, float]:
+    assert spec.momentum is not None
+    assert spec.momentum.beta is not None
+    return spec.momentum, spec.momentum.beta
+
+
+def _moments(
+    spec: Spec, first: int, chunk: Chunk, a: Tensor, v: Tensor, n: Tensor, scratch: Scratch
+) -> tuple[Tensor, Tensor, Tensor]:
+    """v, n and 1 / denominator after each step of a chunk, the first of number `first`; v, n: before it."""
+    m, beta = _second(spec)
+    start = chunk[0].begin
+    all_v = torch.mul(a, m.step, out=scratch("v", *a.shape))
+    all_n = torch.mul(a, a, out=scratch("n", *a.shape)).mul_(1 - beta)
+    for span, decay in zip(chunk, spec.decays[first:], strict=False):
+        at = slice(span.begin - start, span.end - start)
+        v = all_v[at].addcmul_(decay[: span.rows], v[: span.rows])
+        n = all_n[at].add_(n[: span.rows], alpha=beta)
+    r = scratch("r", *a.shape)
+    if m.eps_in_sqrt:
+        torch.add(all_n, m.eps**2, out=r).rsqrt_()
+    else:
+        torch.sqrt(all_n, out=r).add_(m.eps).reciprocal_()
+    return all_v, all_n, r
+
+
+def _moments_backward(
+    spec: Spec,
+    first: int,
+    chunk: Chunk,
+    a: Tensor,
+    v: Tensor,
+    n: Tensor,
+    grad: Tensor,
+    carried: Sequence[Tensor],
+    scratch: Scratch,
+) -> Tensor:
+    """From the gradient of a chunk's drive that of a; carried: those of v and n, as for the state."""
+    m, beta = _second(spec)
+    v, n, r = _moments(spec, first, chunk, a, v, n, scratch)
+    to_v = torch.mul(grad, r, out=scratch("to_v", *a.shape))
+    # v / denominator by n: -1/2 v r³, or -1/2 v r² / sqrt(n) where eps is outside the root.
+    to_n = v.mul_(r).mul_(to_v).mul_(-0.5).mul_(r if m.eps_in_sqrt else n.rsqrt_())
+    start = chunk[0].begin
+    for span, decay in reversed(list(zip(chunk, spec.decays[first:], strict=False))):
+        at = slice(span.begin - start, span.end - start)
+        after_v, after_n = (c[: span.rows] for c in carried)
+        torch.mul(to_v[at].add_(after_v), decay[: span.rows], out=after_v)
+        torch.mul(to_n[at].add_(after_n), beta, out=after_n)
+    return to_v.mul_(m.step).addcmul_(a, to_n, value=2 * (1 - beta))
+
+
+def _carry(chunk: Chunk, after: Tensor, running: Tensor) -> None:
+    """Bring `running`, (B, G), to the end of a chunk: each row to its own last step."""
+    start, going = chunk[0].begin, 0
+    for span in reversed(chunk):
+        if span.rows > going:
+            running[going : span.rows] = after[span.begin - start + going : span.end - start]
+            going = span.rows
+
+
+def layer(
+    x: Tensor,
+    sizes: Sequence[int],
+    w: Weights,
+    net: Network,
+    hidden: Sequence[Tensor],
+    moments: MomentumState | None,
+) -> Result:
+    """See `stack.Layer`. The momentum is None or has a second moment; there is no projection of h."""
+    m = net.momentum
+    decays: Sequence[Tensor] = ()
+    if m is not None:
+        like = torch.empty(0, dtype=wide(x.dtype), device=x.device)
+        decays = m.decays(count(moments and moments.k, len(sizes), x.device), like).detach().unbind()
+    y, *rest = _run(Spec(net, sizes, decays), x, w, hidden, moments)
+    final, after = tuple(rest[: net.cell.states]), None
+    if moments is not None:
+        v, n = rest[net.cell.states :]
+        after = MomentumState(v, n, moments.k + lengths(sizes, x.device))
+    return y, final, after
+
+
+def recur(
+    a: Tensor,
+    sizes: Sequence[int],
+    w: Weights,
+    net: Network,
+    hidden: Sequence[Tensor],
+    moments: None,
+) -> Result:
+    """`layer` without momentum, from its gate inputs a, (N, G), on."""
+    y, *final = _run(Spec(net, sizes, (), given=True), a, w, hidden, moments)
+    return y, tuple(final), None
+
+
+def _run(
+    spec: Spec, x: Tensor, w: Weights, hidden: Sequence[Tensor], moments: MomentumState | None
+) -> tuple[Tensor, ...]:
+    """y, the final state, and v and n if there is a momentum."""
+    ih, b_ih = (None, None) if spec.given else (w.ih, w.b_ih)
+    tensors: list[Tensor | None] = [x, ih, b_ih, w.hh, w.b_hh, *hidden]
+    kind = x.device.type
+    casts = kind != "meta" and torch.is_autocast_enabled(kind)
+    if casts:
+        tensors = [None if t is None else t.to(torch.get_autocast_dtype(kind)) for t in tensors]
+    tensors[5:5] = (None, None) if moments is None else (moments.v, moments.n)
+    k = None if moments is None else moments.k
+    training = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    with torch.autocast(kind, enabled=False) if casts else nullcontext():
+        return _Layer.apply(spec, k, training, *tensors)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _again(spec: Spec, k: Tensor | None, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """What `_Layer` returns, by the reference, so that autograd can follow."""
+    x, ih, b_ih, hh, b_hh, v, n, *hidden = inputs
+    w, moments = Weights(ih, hh, b_ih, b_hh), None if k is None else MomentumState(v, n, k)
+    run = reference.recur if spec.given else reference.layer
+    y, final, after = run(x, spec.sizes, w, spec.net, hidden, moments)
+    return [y, *final, *(after[:2] if after else ())]
+
+
+class _Layer(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        spec: Spec,
+        k: Tensor | None,
+        training: bool,
+        x: Tensor,
+        w: Tensor | None,
+        b: Tensor | None,
+        u: Tensor,
+        b_hh: Tensor | None,
+        v_0: Tensor | None,
+        n_0: Tensor | None,
+        *hidden: Tensor,
+    ) -> tuple[Tensor, ...]:
+        every = chunks(spec.sizes, len(u), x.device)
+        most, (gates, size) = every[0][-1].end, u.shape
+        tracks = [Track(h, h.new_empty(len(x), h.shape[1])) for h in hidden]
+        saved = x.new_empty(len(x) if training else 0, spec.steps.saved * size)
+        scratch, u_t = Scratch(most, x), u.t().contiguous()
+        moments, starts, first = [], [], 0
+        if spec.momentum:
+            zeros = u.new_zeros(spec.sizes[0], gates, dtype=wide(x.dtype))
+            moments = [zeros.clone() if m is None else m.clone() for m in (v_0, n_0)]
+            precise = Scratch(most, zeros)
+        for chunk in every:
+            rows = slice(chunk[0].begin, chunk[-1].end)
+            drive = _project(x[rows], w, b, scratch("drive", rows.stop - rows.start, gates))
+            if spec.momentum:
+                if training:
+                    starts += [m[: chunk[0].rows].clone() for m in moments]
+                a, (v, n) = drive.to(zeros.dtype), moments
+                v, n, r = _moments(spec, first, chunk, a, v, n, precise)
+                for after, running in zip((v, n), moments, strict=True):
+                    _carry(chunk, after, running)
+                drive.copy_(narrow(v.mul_(r), x.dtype))
+            local = saved[rows] if training else scratch("saved", len(drive), saved.shape[1])
+            spec.steps.forward(chunk, drive, u_t, b_hh, tracks, local)
+            first += len(chunk)
+        afters = [track.after for track in tracks]
+        ctx.spec, ctx.k = spec, k
+        ctx.save_for_backward(x, w, b, u, b_hh, v_0, n_0, *hidden, *afters, saved, *starts)
+        return afters[0], *(ends(after, spec.sizes) for after in afters), *moments
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        spec, states = ctx.spec, len(grads) - 1 - (2 if ctx.spec.momentum else 0)
+        inputs, rest = ctx.saved_tensors[: 7 + states], list(ctx.saved_tensors[7 + states :])
+        # Asked for a graph of gradients, or for many gradients at once: operations in place can't give them.
+        if torch.is_grad_enabled() or torch._C._functorch.is_legacy_batchedtensor(grads[0]):
+            again = partial(_again, spec, ctx.k)
+            return None, None, None, *gradients(again, inputs, ctx.needs_input_grad[3:], grads)
+        x, w, b, u, b_hh, v_0, _, *hidden = inputs
+        tracks = [Track(h, rest.pop(0)) for h in hidden]
+        saved, starts = rest.pop(0), rest
+        every = chunks(spec.sizes, len(u), x.device)
+        most, first = every[0][-1].end, len(spec.sizes)
+        carried, carried_moments = (
+            [g.clone() for g in gs] for gs in (grads[1 : 1 + states], grads[1 + states :])
+        )
+        d_x = torch.empty_like(x) if ctx.needs_input_grad[3] else None
+        d_w, d_b, d_b_hh = (None if p is None else torch.zeros_like(p) for p in (w, b, b_hh))
+        d_u = torch.zeros_like(u)
+        scratch = Scratch(most, x)
+        precise = Scratch(most, carried_moments[0]) if spec.momentum else scratch
+        for chunk in reversed(every):
+            first -= len(chunk)
+            rows = slice(chunk[0].begin, chunk[-1].end)
+            drive, products, biases = spec.steps.backward(
+                chunk, grads[0][rows], carried, u, tracks, saved[rows], scratch
+            )
+            d_u.addmm_(products.t(), tracks[0].all_before(chunk))
+            if d_b_hh is not None:
+                d_b_hh.add_(biases.sum(0))
+            if spec.momentum:
+                n, v = starts.pop(), starts.pop()
+                a = _project(x[rows], w, b, scratch("a", *drive.shape)).to(v.dtype)
+                drive = _moments_backward(
+                    spec, first, chunk, a, v, n, drive.to(v.dtype), carried_moments, precise
+                ).to(x.dtype)
+            if d_w is not None:
+                d_w.addmm_(drive.t(), x[rows])
+                if d_b is not None:
+                    d_b.add_(drive.sum(0))
+            if d_x is not None:
+                d_x[rows] = drive if w is None else torch.mm(drive, w)
+        d_moments = (None, None) if v_0 is None else carried_moments
+        return None, None, None, d_x, d_w, d_b, d_u, d_b_hh, *d_moments, *carried
+
+
+def gradients(
+    again: Callable[[Sequence[Any]], Sequence[Tensor]],
+    inputs: Sequence[Any],
+    needed: Sequence[bool],
+    grads: Sequence[Tensor],
+) -> list[Tensor | None]:
+    """The gradients of `again(inputs)` to the inputs that need one, differentiable as any other."""
+    asked = [t for t, need in zip(inputs, needed, strict=True) if need]
+    graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        outputs = again(inputs)
+    found = iter(torch.autograd.grad(outputs, asked, grads, create_graph=graph, allow_unused=True))
+    return [next(found) if need else None for need in needed]
+
+
+def _project(x: Tensor, w: Tensor | None, b: Tensor | None, out: Tensor) -> Tensor:
+    if w is None:
+        return out.copy_(x)
+    return torch.mm(x, w.t(), out=out) if b is None else torch.addmm(b, x, w.t(), out=out)

@@ -1,0 +1,165 @@
+"""How the weights of a layer begin. Knows a cell's gates, not what it does with them.
+
+A layer takes one by name, `init="torch"`, `"paper"` or `"dtriv"`, or as an object with other values.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from numbers import Real
+
+import torch
+from torch import Tensor, nn
+
+from .cells import Cell
+
+
+class Init(ABC):
+    """Fills the weights of a layer, one after another, in torch's order."""
+
+    @abstractmethod
+    def __call__(self, name: str, weight: Tensor, cell: Cell, hidden_size: int) -> None:
+        """Fill one weight in place. name: "weight_ih", "weight_hh", "bias_ih", "bias_hh" or "weight_hr"."""
+
+
+@dataclass(frozen=True)
+class Torch(Init):
+    """Torch's own: all weights uniform within ±1 / sqrt(hidden_size)."""
+
+    def __call__(self, name: str, weight: Tensor, cell: Cell, hidden_size: int) -> None:
+        bound = 1 / math.sqrt(hidden_size)
+        nn.init.uniform_(weight, -bound, bound)
+
+
+@dataclass(frozen=True)
+class Paper(Init):
+    """The paper's, for its LSTMs: W orthogonal, U the identity, biases 0 but for the forget gate's.
+
+    identity: "first", U has the identity in its first block of rows and 0 below, as the released code does,
+    so for an LSTM in the input gate alone; "every", in the block of every gate, as the paper has it.
+    forget_bias: what the forget gate gets in b_ih *and* b_hh. Without momentum its bias is therefore twice
+    that; with a heavy ball `forget_bias (1 + step (1 - mu^t) / (1 - mu))`. The paper: 1, on TIMIT -4.
+
+    >>> from momentumrnn import LSTM
+    >>> lstm = LSTM(3, 2, init=Paper(forget_bias=-4.0))
+    >>> lstm.bias_hh_l0
+    Parameter containing:
+    tensor([ 0.,  0., -4., -4.,  0.,  0.,  0.,  0.], requires_grad=True)
+    """
+
+    forget_bias: float = 1.0
+    identity: str = "first"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.forget_bias, bool) or not isinstance(self.forget_bias, int | float | Real):
+            raise TypeError(f"Paper: forget_bias should be a number, got {self.forget_bias!r}")
+        if not math.isfinite(self.forget_bias):
+            raise ValueError(f"Paper: forget_bias should be finite, got {self.forget_bias!r}")
+        if self.identity not in ("first", "every"):
+            raise ValueError(f"Paper: identity should be 'first' or 'every', got {self.identity!r}")
+
+    def __call__(self, name: str, weight: Tensor, cell: Cell, hidden_size: int) -> None:
+        if name == "weight_ih":
+            # A QR decomposition needs 32 bits.
+            exact = torch.promote_types(weight.dtype, torch.float32)
+            with torch.no_grad():
+                weight.copy_(nn.init.orthogonal_(torch.empty_like(weight, dtype=exact)))
+        elif name == "weight_hh" and self.identity == "first":
+            nn.init.eye_(weight)
+        elif name == "weight_hh":
+            for block in weight.detach().split(hidden_size):  # type: ignore[no-untyped-call]
+                nn.init.eye_(block)
+        elif name == "weight_hr":
+            Torch()(name, weight, cell, hidden_size)
+        else:
+            nn.init.zeros_(weight)
+            if cell.forget is not None:
+                rows = weight.detach()[cell.forget * hidden_size : (cell.forget + 1) * hidden_size]
+                nn.init.constant_(rows, self.forget_bias)
+
+
+@dataclass(frozen=True)
+class Dtriv(Init):
+    """That of the orthogonal networks, with `orthogonal(rnn)`: W ~ N(0, 2 / input_size), b_hh ~ U(±0.01).
+
+    angles: "cayley" or "henaff", those of U, see `cayley_` and `henaff_`. A b_ih, which those networks don't
+    have, is 0.
+
+    >>> from momentumrnn import RNN
+    >>> rnn = RNN(3, 8, nonlinearity="modrelu", bias="hh", init=Dtriv(angles="henaff"))
+    >>> torch.allclose(rnn.weight_hh_l0.T @ rnn.weight_hh_l0, torch.eye(8), atol=1e-6)
+    True
+    """
+
+    angles: str = "cayley"
+
+    def __post_init__(self) -> None:
+        if self.angles not in list(ANGLES):
+            raise ValueError(f"Dtriv: angles should be 'cayley' or 'henaff', got {self.angles!r}")
+
+    def __call__(self, name: str, weight: Tensor, cell: Cell, hidden_size: int) -> None:
+        if name == "weight_ih":
+            nn.init.kaiming_normal_(weight, nonlinearity="relu")
+        elif name == "weight_hh":
+            if len(weight) != weight.shape[1]:
+                shape = tuple(weight.shape)
+                raise ValueError(f"init={self!r} needs a square weight_hh, got {shape} for {cell!r}")
+            ANGLES[self.angles](weight)
+        elif name == "bias_hh":
+            nn.init.uniform_(weight, -0.01, 0.01)
+        else:
+            nn.init.zeros_(weight)
+
+
+def henaff_(matrix: Tensor) -> Tensor:
+    """Fill an (n, n) matrix with rotations of n // 2 planes by angles θ ~ U(-π, π).
+
+        matrix = exp(S),   S[2i, 2i+1] = θ_i = -S[2i+1, 2i],   else 0
+
+    Reference: Henaff, Szlam, LeCun, Recurrent Orthogonal Networks and Long-Memory Tasks, ICML 2016.
+
+    >>> U = henaff_(torch.empty(5, 5))
+    >>> torch.allclose(U.T @ U, torch.eye(5), atol=1e-6)
+    True
+    """
+    return _rotate_(matrix, lambda angles: angles.uniform_(-math.pi, math.pi))
+
+
+def cayley_(matrix: Tensor) -> Tensor:
+    """Fill an (n, n) matrix with rotations of n // 2 planes by angles between 0 and 1 rad.
+
+        matrix = exp(S),   S[2i, 2i+1] = θ_i = -S[2i+1, 2i],   θ = -tan(u / 2),   u ~ U(0, π/2)
+
+    As released with DTRIV: drawn for the Cayley map, under which the angles would be u, but used in exp.
+    Reference: Helfrich, Willmott, Ye, Orthogonal Recurrent Neural Networks with Scaled Cayley Transform,
+    ICML 2018.
+
+    >>> U = cayley_(torch.empty(5, 5))
+    >>> torch.allclose(U.T @ U, torch.eye(5), atol=1e-6)
+    True
+    """
+    return _rotate_(matrix, lambda angles: angles.uniform_(0, math.pi / 2).div_(2).tan_().neg_())
+
+
+ANGLES: dict[str, Callable[[Tensor], Tensor]] = {"cayley": cayley_, "henaff": henaff_}
+
+
+def _rotate_(matrix: Tensor, draw: Callable[[Tensor], Tensor]) -> Tensor:
+    """Fill a square matrix with exp(S): blocks [[cos θ, sin θ], [-sin θ, cos θ]], and a last 1 for odd n."""
+    if not isinstance(matrix, Tensor):
+        raise TypeError(f"matrix should be a Tensor, got {type(matrix).__name__}")
+    if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.is_floating_point():
+        shape = tuple(matrix.shape)
+        raise ValueError(f"matrix should be square and of floating point, got shape {shape}, {matrix.dtype}")
+    with torch.no_grad():
+        angles = draw(matrix.new_empty(len(matrix) // 2))
+        i = 2 * torch.arange(len(angles), device=matrix.device)
+        nn.init.eye_(matrix)
+        matrix[i, i] = matrix[i + 1, i + 1] = angles.cos()
+        matrix[i, i + 1] = angles.sin()
+        matrix[i + 1, i] = -angles.sin()
+    return matrix
+
+
+BY_NAME: dict[str, Init] = {"torch": Torch(), "paper": Paper(), "dtriv": Dtriv()}
