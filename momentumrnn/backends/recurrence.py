@@ -6,11 +6,12 @@ operations in place. The backward recomputes the moments of a chunk from those a
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,6 +50,16 @@ def chunks(sizes: Sequence[int], width: int, device: torch.device) -> list[Chunk
     return [spans[i : i + steps] for i in range(0, len(spans), steps)]
 
 
+def split(rows: Tensor, chunk: Chunk) -> tuple[Tensor, ...]:
+    """The rows of a chunk, step by step."""
+    return torch.split_with_sizes(rows, [span.rows for span in chunk])
+
+
+def backwards(chunk: Chunk, *rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The rows of a chunk, step by step, from the last to the first."""
+    return zip(*(reversed(split(r, chunk)) for r in rows), strict=True)
+
+
 class Track(NamedTuple):
     """One tensor of the state through time: before the first step (B, H), and after each (N, H)."""
 
@@ -61,8 +72,12 @@ class Track(NamedTuple):
             return self.initial
         return self.after[span.before : span.before + span.rows]
 
+    def here(self, chunk: Chunk) -> Tensor:
+        """After each step of a chunk."""
+        return self.after[chunk[0].begin : chunk[-1].end]
+
     def all_before(self, chunk: Chunk) -> Tensor:
-        """The same for all steps of a chunk."""
+        """Before each step of a chunk."""
         first, last = chunk[0], chunk[-1]
         if first.before >= 0 and last.end - first.begin == last.before + last.rows - first.before:
             return self.after[first.before : last.before + last.rows]
@@ -94,16 +109,22 @@ class Scratch:
 class Steps(ABC):
     """The steps of a cell, without autograd. Knows neither x nor momentum.
 
-    saved: numbers kept for each hidden unit and step, besides the state.
+    saved: widths, in hidden units, of the tensors that are kept for the backward besides the state.
     """
 
-    saved: ClassVar[int]
+    saved: ClassVar[tuple[int, ...]]
 
     @abstractmethod
     def forward(
-        self, chunk: Chunk, drive: Tensor, u: Tensor, b: Tensor | None, tracks: Sequence[Track], saved: Tensor
+        self,
+        chunk: Chunk,
+        drive: Tensor,
+        u: Tensor,
+        b: Tensor | None,
+        tracks: Sequence[Track],
+        saved: Sequence[Tensor],
     ) -> None:
-        """Fill `tracks`, and `saved` of this chunk. drive: (L, G), may be spoilt; u: Uᵀ."""
+        """Fill `tracks`, and `saved` of this chunk. drive: (L, G), is spoilt; u: Uᵀ."""
 
     @abstractmethod
     def backward(
@@ -113,7 +134,7 @@ class Steps(ABC):
         carried: Sequence[Tensor],
         u: Tensor,
         tracks: Sequence[Track],
-        saved: Tensor,
+        saved: Sequence[Tensor],
         scratch: Scratch,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """From the gradient of a chunk's outputs those of its drive, of U h + b_hh, and, row by row, of b_hh.
@@ -122,26 +143,34 @@ class Steps(ABC):
         """
 
 
+# Below, slices of columns are copied before tanh, which torch would hand to MKL row by row; views are made
+# for all steps of a chunk at once, since at small sizes slicing costs as much as computing.
+
+
 class LSTMSteps(Steps):
-    saved = 4
+    saved = (3, 1, 1)  # i f o, g, tanh(c)
 
     def forward(
-        self, chunk: Chunk, drive: Tensor, u: Tensor, b: Tensor | None, tracks: Sequence[Track], saved: Tensor
+        self,
+        chunk: Chunk,
+        drive: Tensor,
+        u: Tensor,
+        b: Tensor | None,
+        tracks: Sequence[Track],
+        saved: Sequence[Tensor],
     ) -> None:
-        (h, c), start = tracks, chunk[0].begin
+        (h, c), size = tracks, len(u)
         if b is not None:
             drive.add_(b)
-        size = len(u)
-        tanh = torch.empty_like(c.initial)
-        for span in chunk:
-            at = slice(span.begin - start, span.end - start)
-            gates = torch.addmm(drive[at], h.before(span), u, out=saved[at])
-            gates[:, : 2 * size].sigmoid_()
-            i, f, g, o = gates.chunk(4, 1)
-            g.tanh_()
-            o.sigmoid_()
-            now = torch.mul(f, c.before(span), out=c.after[span.begin : span.end]).addcmul_(i, g)
-            torch.mul(o, torch.tanh(now, out=tanh[: span.rows]), out=h.after[span.begin : span.end])
+        now = [split(t, chunk) for t in (drive, *saved, h.here(chunk), c.here(chunk))]
+        for span, gates, ifo, g, tanh, new_h, new_c in zip(chunk, *now, strict=True):
+            gates.addmm_(h.before(span), u)
+            torch.sigmoid(gates[:, : 2 * size], out=ifo[:, : 2 * size])
+            torch.sigmoid(gates[:, 3 * size :], out=ifo[:, 2 * size :])
+            g.copy_(gates[:, 2 * size : 3 * size]).tanh_()
+            i, f, o = ifo.chunk(3, 1)
+            torch.mul(f, c.before(span), out=new_c).addcmul_(i, g)
+            torch.mul(o, torch.tanh(new_c, out=tanh), out=new_h)
 
     def backward(
         self,
@@ -150,55 +179,53 @@ class LSTMSteps(Steps):
         carried: Sequence[Tensor],
         u: Tensor,
         tracks: Sequence[Track],
-        saved: Tensor,
+        saved: Sequence[Tensor],
         scratch: Scratch,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        start, end = chunk[0].begin, chunk[-1].end
-        rows, size = end - start, u.shape[1]
-        i, f, g, o = saved.chunk(4, 1)
-        tanh = torch.tanh(tracks[1].after[start:end], out=scratch("tanh", rows, size))
+        ifo, g, tanh = saved
+        rows, size = g.shape
+        i, f, o = ifo.chunk(3, 1)
         # ∂c/∂h, and the factors from dc to the inputs of i, f, g and from dh to that of o.
         to_c = _aten.tanh_backward.grad_input(o, tanh, grad_input=scratch("to_c", rows, size))
-        to = scratch("to", rows, 4, size)
+        to, gates = scratch("to", rows, 4, size), scratch("gates", rows, 4, size)
         _aten.sigmoid_backward.grad_input(g, i, grad_input=to[:, 0])
         _aten.sigmoid_backward.grad_input(tracks[1].all_before(chunk), f, grad_input=to[:, 1])
         _aten.tanh_backward.grad_input(i, g, grad_input=to[:, 2])
         _aten.sigmoid_backward.grad_input(tanh, o, grad_input=to[:, 3])
-        gates = scratch("gates", rows, 4, size)
-        for span in reversed(chunk):
-            at = slice(span.begin - start, span.end - start)
-            dh, dc = (d[: span.rows] for d in carried)
-            dh.add_(grad[at])
-            dc.addcmul_(dh, to_c[at])
-            torch.mul(dc.unsqueeze(1), to[at, :3], out=gates[at, :3])
-            torch.mul(dh, to[at, 3], out=gates[at, 3])
-            dc.mul_(f[at])
-            torch.mm(gates[at].flatten(1), u, out=dh)
         flat = gates.flatten(1)
+        parts = (grad, to_c, f, to[:, :3], gates[:, :3], to[:, 3], gates[:, 3], flat)
+        for dy, by_c, keep, by_ifg, ifg, by_o, d_o, every in backwards(chunk, *parts):
+            dh, dc = (d[: len(dy)] for d in carried)
+            dh.add_(dy)
+            dc.addcmul_(dh, by_c)
+            torch.mul(dc.unsqueeze(1), by_ifg, out=ifg)
+            torch.mul(dh, by_o, out=d_o)
+            dc.mul_(keep)
+            torch.mm(every, u, out=dh)
         return flat, flat, flat
 
 
 class GRUSteps(Steps):
-    saved = 4
+    saved = (3, 1)  # r z and U_n h + b_hn, n
 
     def forward(
-        self, chunk: Chunk, drive: Tensor, u: Tensor, b: Tensor | None, tracks: Sequence[Track], saved: Tensor
+        self,
+        chunk: Chunk,
+        drive: Tensor,
+        u: Tensor,
+        b: Tensor | None,
+        tracks: Sequence[Track],
+        saved: Sequence[Tensor],
     ) -> None:
-        (h,), start, size = tracks, chunk[0].begin, len(u)
-        for span in chunk:
-            at = slice(span.begin - start, span.end - start)
-            v, kept = drive[at], saved[at]
-            n, products, r, u_n = (
-                kept[:, :size],
-                kept[:, size:],
-                kept[:, size : 2 * size],
-                kept[:, 3 * size :],
-            )
+        (h,), size = tracks, len(u)
+        now = [split(t, chunk) for t in (drive, *saved, h.here(chunk))]
+        for span, v, products, n, new in zip(chunk, *now, strict=True):
             old = h.before(span)
             torch.mm(old, u, out=products) if b is None else torch.addmm(b, old, u, out=products)
-            gates = products[:, : 2 * size].add_(v[:, : 2 * size]).sigmoid_()
+            r, z, u_n = products.chunk(3, 1)
+            products[:, : 2 * size].add_(v[:, : 2 * size]).sigmoid_()
             torch.addcmul(v[:, 2 * size :], r, u_n, out=n).tanh_()
-            torch.lerp(n, old, gates[:, size:], out=h.after[span.begin : span.end])
+            torch.lerp(n, old, z, out=new)
 
     def backward(
         self,
@@ -207,12 +234,12 @@ class GRUSteps(Steps):
         carried: Sequence[Tensor],
         u: Tensor,
         tracks: Sequence[Track],
-        saved: Tensor,
+        saved: Sequence[Tensor],
         scratch: Scratch,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        start, end = chunk[0].begin, chunk[-1].end
-        rows, size = end - start, u.shape[1]
-        n, r, z, u_n = saved.chunk(4, 1)
+        products, n = saved
+        rows, size = n.shape
+        r, z, u_n = products.chunk(3, 1)
         # The factors from dh to the inputs of r, z and to U_n h + b_hn; and to the input of n.
         to, to_n = scratch("to", rows, 3, size), scratch("to_n", rows, size)
         _aten.tanh_backward.grad_input(torch.rsub(z, 1), n, grad_input=to_n)
@@ -221,38 +248,42 @@ class GRUSteps(Steps):
         _aten.sigmoid_backward.grad_input(tracks[0].all_before(chunk) - n, z, grad_input=to[:, 1])
         torch.mul(to_n, r, out=to[:, 2])
         gates, kept = scratch("gates", rows, 3, size), scratch("dh", rows, size)
-        for span in reversed(chunk):
-            at = slice(span.begin - start, span.end - start)
-            run = carried[0][: span.rows]
-            dh = torch.add(run, grad[at], out=kept[at])
-            torch.mul(dh.unsqueeze(1), to[at], out=gates[at])
-            torch.mul(dh, z[at], out=run).addmm_(gates[at].flatten(1), u)
-        products = gates.flatten(1)
-        drive = scratch("drive", rows, 3 * size).copy_(products)
+        flat = gates.flatten(1)
+        for dy, keep, by, gate, every, dh in backwards(chunk, grad, z, to, gates, flat, kept):
+            run = carried[0][: len(dy)]
+            torch.add(run, dy, out=dh)
+            torch.mul(dh.unsqueeze(1), by, out=gate)
+            torch.mul(dh, keep, out=run).addmm_(every, u)
+        drive = scratch("drive", rows, 3 * size).copy_(flat)
         torch.mul(kept, to_n, out=drive[:, 2 * size :])
-        return drive, products, products
+        return drive, flat, flat
 
 
 class ElmanSteps(Steps):
-    saved = 0
+    saved = ()
 
     def __init__(self, nonlinearity: str) -> None:
         self.nonlinearity = nonlinearity
 
     def forward(
-        self, chunk: Chunk, drive: Tensor, u: Tensor, b: Tensor | None, tracks: Sequence[Track], saved: Tensor
+        self,
+        chunk: Chunk,
+        drive: Tensor,
+        u: Tensor,
+        b: Tensor | None,
+        tracks: Sequence[Track],
+        saved: Sequence[Tensor],
     ) -> None:
-        (h,), start, modrelu = tracks, chunk[0].begin, self.nonlinearity == "modrelu"
+        (h,), modrelu = tracks, self.nonlinearity == "modrelu"
         if b is not None and not modrelu:
             drive.add_(b)
-        for span in chunk:
-            now = h.after[span.begin : span.end]
-            torch.addmm(drive[span.begin - start : span.end - start], h.before(span), u, out=now)
+        for span, v, new in zip(chunk, split(drive, chunk), split(h.here(chunk), chunk), strict=True):
+            torch.addmm(v, h.before(span), u, out=new)
             if modrelu:
-                size = now.abs() if b is None else now.abs().add_(b)
-                now.sign_().mul_(size.relu_())
+                size = torch.abs(new, out=v)
+                new.sign_().mul_((size if b is None else size.add_(b)).relu_())
             else:
-                getattr(now, self.nonlinearity + "_")()
+                getattr(new, self.nonlinearity + "_")()
 
     def backward(
         self,
@@ -261,11 +292,10 @@ class ElmanSteps(Steps):
         carried: Sequence[Tensor],
         u: Tensor,
         tracks: Sequence[Track],
-        saved: Tensor,
+        saved: Sequence[Tensor],
         scratch: Scratch,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        start, end = chunk[0].begin, chunk[-1].end
-        h = tracks[0].after[start:end]
+        h = tracks[0].here(chunk)
         to, inputs = scratch("to", *h.shape), scratch("inputs", *h.shape)
         match self.nonlinearity:
             case "tanh":
@@ -274,11 +304,10 @@ class ElmanSteps(Steps):
                 torch.addcmul(h, h, h, value=-1, out=to)
             case _:  # relu and modrelu pass a gradient on where they are not 0
                 to.copy_(h != 0)
-        for span in reversed(chunk):
-            at = slice(span.begin - start, span.end - start)
-            dh = carried[0][: span.rows]
-            torch.mul(dh.add_(grad[at]), to[at], out=inputs[at])
-            torch.mm(inputs[at], u, out=dh)
+        for dy, by, gate in backwards(chunk, grad, to, inputs):
+            dh = carried[0][: len(dy)]
+            torch.mul(dh.add_(dy), by, out=gate)
+            torch.mm(gate, u, out=dh)
         return inputs, inputs, inputs * h.sign() if self.nonlinearity == "modrelu" else inputs
 
 
@@ -325,13 +354,13 @@ def _moments(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """v, n and 1 / denominator after each step of a chunk, the first of number `first`; v, n: before it."""
     m, beta = _second(spec)
-    start = chunk[0].begin
     all_v = torch.mul(a, m.step, out=scratch("v", *a.shape))
     all_n = torch.mul(a, a, out=scratch("n", *a.shape)).mul_(1 - beta)
-    for span, decay in zip(chunk, spec.decays[first:], strict=False):
-        at = slice(span.begin - start, span.end - start)
-        v = all_v[at].addcmul_(decay[: span.rows], v[: span.rows])
-        n = all_n[at].add_(n[: span.rows], alpha=beta)
+    for new_v, new_n, decay in zip(
+        split(all_v, chunk), split(all_n, chunk), spec.decays[first : first + len(chunk)], strict=True
+    ):
+        v = new_v.addcmul_(decay[: len(new_v)], v[: len(new_v)])
+        n = new_n.add_(n[: len(new_n)], alpha=beta)
     r = scratch("r", *a.shape)
     if m.eps_in_sqrt:
         torch.add(all_n, m.eps**2, out=r).rsqrt_()
@@ -357,13 +386,27 @@ def _moments_backward(
     to_v = torch.mul(grad, r, out=scratch("to_v", *a.shape))
     # v / denominator by n: -1/2 v r³, or -1/2 v r² / sqrt(n) where eps is outside the root.
     to_n = v.mul_(r).mul_(to_v).mul_(-0.5).mul_(r if m.eps_in_sqrt else n.rsqrt_())
-    start = chunk[0].begin
-    for span, decay in reversed(list(zip(chunk, spec.decays[first:], strict=False))):
-        at = slice(span.begin - start, span.end - start)
-        after_v, after_n = (c[: span.rows] for c in carried)
-        torch.mul(to_v[at].add_(after_v), decay[: span.rows], out=after_v)
-        torch.mul(to_n[at].add_(after_n), beta, out=after_n)
+    decays = spec.decays[first : first + len(chunk)]
+    for grads, carry, factors in (to_v, carried[0], decays), (to_n, carried[1], [beta] * len(chunk)):
+        _adjoint(chunk, grads, carry, factors)
     return to_v.mul_(m.step).addcmul_(a, to_n, value=2 * (1 - beta))
+
+
+def _adjoint(chunk: Chunk, grad: Tensor, carried: Tensor, factors: Sequence[Any]) -> None:
+    """`grad_t += factor_{t+1} grad_{t+1}` over a chunk, in place; carried, (B, G): see `Steps.backward`."""
+    later: Tensor | None = None
+    for now, factor in zip(reversed(split(grad, chunk)), [None, *reversed(factors[1:])], strict=True):
+        going = 0 if later is None else len(later)
+        if later is not None:
+            earlier = now[:going]
+            earlier.addcmul_(factor[:going], later) if isinstance(factor, Tensor) else earlier.add_(
+                later, alpha=factor
+            )
+        if going < len(now):
+            now[going:].add_(carried[going : len(now)])
+        later = now
+    factor = factors[0]
+    torch.mul(now, factor[: len(now)] if isinstance(factor, Tensor) else factor, out=carried[: len(now)])
 
 
 def _carry(chunk: Chunk, after: Tensor, running: Tensor) -> None:
@@ -454,8 +497,8 @@ class _Layer(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         every = chunks(spec.sizes, len(u), x.device)
         most, (gates, size) = every[0][-1].end, u.shape
-        tracks = [Track(h, h.new_empty(len(x), h.shape[1])) for h in hidden]
-        saved = x.new_empty(len(x) if training else 0, spec.steps.saved * size)
+        tracks = [Track(h, _room(h, len(x), h.shape[1])) for h in hidden]
+        saved = [_room(x, len(x) if training else most, width * size) for width in spec.steps.saved]
         scratch, u_t = Scratch(most, x), u.t().contiguous()
         moments, starts, first = [], [], 0
         if spec.momentum:
@@ -473,12 +516,12 @@ class _Layer(torch.autograd.Function):
                 for after, running in zip((v, n), moments, strict=True):
                     _carry(chunk, after, running)
                 drive.copy_(narrow(v.mul_(r), x.dtype))
-            local = saved[rows] if training else scratch("saved", len(drive), saved.shape[1])
+            local = [s[rows] if training else s[: len(drive)] for s in saved]
             spec.steps.forward(chunk, drive, u_t, b_hh, tracks, local)
             first += len(chunk)
         afters = [track.after for track in tracks]
         ctx.spec, ctx.k = spec, k
-        ctx.save_for_backward(x, w, b, u, b_hh, v_0, n_0, *hidden, *afters, saved, *starts)
+        ctx.save_for_backward(x, w, b, u, b_hh, v_0, n_0, *hidden, *afters, *saved, *starts)
         return afters[0], *(ends(after, spec.sizes) for after in afters), *moments
 
     @staticmethod
@@ -491,7 +534,7 @@ class _Layer(torch.autograd.Function):
             return None, None, None, *gradients(again, inputs, ctx.needs_input_grad[3:], grads)
         x, w, b, u, b_hh, v_0, _, *hidden = inputs
         tracks = [Track(h, rest.pop(0)) for h in hidden]
-        saved, starts = rest.pop(0), rest
+        saved, starts = [rest.pop(0) for _ in spec.steps.saved], rest
         every = chunks(spec.sizes, len(u), x.device)
         most, first = every[0][-1].end, len(spec.sizes)
         carried, carried_moments = (
@@ -506,7 +549,7 @@ class _Layer(torch.autograd.Function):
             first -= len(chunk)
             rows = slice(chunk[0].begin, chunk[-1].end)
             drive, products, biases = spec.steps.backward(
-                chunk, grads[0][rows], carried, u, tracks, saved[rows], scratch
+                chunk, grads[0][rows], carried, u, tracks, [s[rows] for s in saved], scratch
             )
             d_u.addmm_(products.t(), tracks[0].all_before(chunk))
             if d_b_hh is not None:
@@ -540,6 +583,15 @@ def gradients(
         outputs = again(inputs)
     found = iter(torch.autograd.grad(outputs, asked, grads, create_graph=graph, allow_unused=True))
     return [next(found) if need else None for need in needed]
+
+
+def _room(like: Tensor, rows: int, width: int) -> Tensor:
+    """An empty tensor. Large ones come from numpy, which asks the system for huge pages: the first touch of
+    hundreds of megabytes in small ones would cost a tenth of the time."""
+    size = rows * width * like.element_size()
+    if like.device.type != "cpu" or size < 1 << 22 or torch.are_deterministic_algorithms_enabled():
+        return like.new_empty(rows, width)
+    return torch.from_numpy(np.empty(size, np.uint8)).view(like.dtype).view(rows, width)
 
 
 def _project(x: Tensor, w: Tensor | None, b: Tensor | None, out: Tensor) -> Tensor:
