@@ -42,6 +42,16 @@ def test_links_lead_somewhere(path):
     assert (ROOT / path).exists()
 
 
+def test_the_maths_cites_tests_that_exist():
+    """Every test and file of tests that docs/maths.md names."""
+    text = (ROOT / "docs/maths.md").read_text()
+    sources = {path.name: path.read_text() for path in (ROOT / "tests").glob("test_*.py")}
+    files, names = set(re.findall(r"test_\w+\.py", text)), set(re.findall(r"`(test_\w+)`", text))
+    assert len(names) >= 12
+    assert sorted(files - set(sources)) == []
+    assert [n for n in sorted(names) if not any(f"def {n}(" in source for source in sources.values())] == []
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_docstring_examples(name):
     result = doctest.testmod(importlib.import_module(name), extraglobs={"torch": torch})

@@ -343,24 +343,43 @@ class Spec(NamedTuple):
         return self.net.momentum
 
 
-def _second(spec: Spec) -> tuple[Momentum, float]:
+def _factors(spec: Spec, first: int, chunk: Chunk) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """The factors on v and n before each step of a chunk, the first of which has the number `first`."""
+    decays = spec.decays[first : first + len(chunk)]
     assert spec.momentum is not None
-    assert spec.momentum.beta is not None
-    return spec.momentum, spec.momentum.beta
+    return decays, [torch.full_like(decays[0][:1], spec.momentum.beta or 0.0)] * len(chunk)
+
+
+def _scan(chunk: Chunk, x: Tensor, before: Tensor, factors: Sequence[Tensor]) -> None:
+    """`x_t += factor_t x_{t-1}` over a chunk, in place; before: what comes before its first step."""
+    for now, factor in zip(split(x, chunk), factors, strict=True):
+        before = now.addcmul_(factor[: len(now)], before[: len(now)])
+
+
+def _adjoint(chunk: Chunk, grad: Tensor, carried: Tensor, factors: Sequence[Tensor]) -> None:
+    """`grad_t += factor_{t+1} grad_{t+1}` over a chunk, in place; carried, (B, G): see `Steps.backward`."""
+    later = grad[:0]
+    for now, factor in zip(reversed(split(grad, chunk)), [*factors[1:], factors[0]][::-1], strict=True):
+        going = len(later)
+        if going < len(now):
+            now[going:].add_(carried[going : len(now)])
+        if going > 0:
+            now[:going].addcmul_(factor[:going], later)
+        later = now
+    torch.mul(later, factors[0][: len(later)], out=carried[: len(later)])
 
 
 def _moments(
     spec: Spec, first: int, chunk: Chunk, a: Tensor, v: Tensor, n: Tensor, scratch: Scratch
 ) -> tuple[Tensor, Tensor, Tensor]:
     """v, n and 1 / denominator after each step of a chunk, the first of number `first`; v, n: before it."""
-    m, beta = _second(spec)
+    m = spec.momentum
+    assert m is not None
+    decays, betas = _factors(spec, first, chunk)
     all_v = torch.mul(a, m.step, out=scratch("v", *a.shape))
-    all_n = torch.mul(a, a, out=scratch("n", *a.shape)).mul_(1 - beta)
-    for new_v, new_n, decay in zip(
-        split(all_v, chunk), split(all_n, chunk), spec.decays[first : first + len(chunk)], strict=True
-    ):
-        v = new_v.addcmul_(decay[: len(new_v)], v[: len(new_v)])
-        n = new_n.add_(n[: len(new_n)], alpha=beta)
+    all_n = torch.mul(a, a, out=scratch("n", *a.shape)).mul_(1 - (m.beta or 0.0))
+    _scan(chunk, all_v, v, decays)
+    _scan(chunk, all_n, n, betas)
     r = scratch("r", *a.shape)
     if m.eps_in_sqrt:
         torch.add(all_n, m.eps**2, out=r).rsqrt_()
@@ -381,32 +400,18 @@ def _moments_backward(
     scratch: Scratch,
 ) -> Tensor:
     """From the gradient of a chunk's drive that of a; carried: those of v and n, as for the state."""
-    m, beta = _second(spec)
+    m = spec.momentum
+    assert m is not None
     v, n, r = _moments(spec, first, chunk, a, v, n, scratch)
+    v.mul_(r)
     to_v = torch.mul(grad, r, out=scratch("to_v", *a.shape))
+    if grad.dtype != a.dtype:  # where the drive was held at the largest number, nothing moves it
+        to_v.mul_(v.abs() <= torch.finfo(grad.dtype).max)
     # v / denominator by n: -1/2 v r³, or -1/2 v r² / sqrt(n) where eps is outside the root.
-    to_n = v.mul_(r).mul_(to_v).mul_(-0.5).mul_(r if m.eps_in_sqrt else n.rsqrt_())
-    decays = spec.decays[first : first + len(chunk)]
-    for grads, carry, factors in (to_v, carried[0], decays), (to_n, carried[1], [beta] * len(chunk)):
-        _adjoint(chunk, grads, carry, factors)
-    return to_v.mul_(m.step).addcmul_(a, to_n, value=2 * (1 - beta))
-
-
-def _adjoint(chunk: Chunk, grad: Tensor, carried: Tensor, factors: Sequence[Any]) -> None:
-    """`grad_t += factor_{t+1} grad_{t+1}` over a chunk, in place; carried, (B, G): see `Steps.backward`."""
-    later: Tensor | None = None
-    for now, factor in zip(reversed(split(grad, chunk)), [None, *reversed(factors[1:])], strict=True):
-        going = 0 if later is None else len(later)
-        if later is not None:
-            earlier = now[:going]
-            earlier.addcmul_(factor[:going], later) if isinstance(factor, Tensor) else earlier.add_(
-                later, alpha=factor
-            )
-        if going < len(now):
-            now[going:].add_(carried[going : len(now)])
-        later = now
-    factor = factors[0]
-    torch.mul(now, factor[: len(now)] if isinstance(factor, Tensor) else factor, out=carried[: len(now)])
+    to_n = v.mul_(to_v).mul_(-0.5).mul_(r if m.eps_in_sqrt else n.rsqrt_())
+    for part in zip((to_v, to_n), carried, _factors(spec, first, chunk), strict=True):
+        _adjoint(chunk, *part)
+    return to_v.mul_(m.step).addcmul_(a, to_n, value=2 * (1 - (m.beta or 0.0)))
 
 
 def _carry(chunk: Chunk, after: Tensor, running: Tensor) -> None:
@@ -557,9 +562,9 @@ class _Layer(torch.autograd.Function):
             if spec.momentum:
                 n, v = starts.pop(), starts.pop()
                 a = _project(x[rows], w, b, scratch("a", *drive.shape)).to(v.dtype)
-                drive = _moments_backward(
-                    spec, first, chunk, a, v, n, drive.to(v.dtype), carried_moments, precise
-                ).to(x.dtype)
+                drive = _moments_backward(spec, first, chunk, a, v, n, drive, carried_moments, precise).to(
+                    x.dtype
+                )
             if d_w is not None:
                 d_w.addmm_(drive.t(), x[rows])
                 if d_b is not None:
