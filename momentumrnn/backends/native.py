@@ -7,7 +7,8 @@ a filtered input, with a further column for each further thing that is driven:
 
 The bias b_ih is the weight of the column g. The momentum v_0 that a state brings differs from row to row of
 the batch, so row i has f_t in column i of a block whose weight is v_0ᵀ.
-Adam and RMSProp square W x + b_ih: their drive lives in gate space.
+Adam and RMSProp square W x + b_ih: their drive lives in gate space. On a GPU it is computed for all steps and
+is the input of torch's layer, whose input weight is then the identity.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,11 +45,14 @@ def supports(net: Network, sizes: Sequence[int]) -> str:
 
 
 def about(net: Network) -> str:
-    if net.momentum is not None and not net.momentum.linear:
+    device, squares = net.weights[0].ih.device, net.momentum is not None and not net.momentum.linear
+    if squares and device.type == "cpu":
         return "the drive and a recurrence in chunks of time, with a backward written by hand"
     name = "a recurrence with a backward written by hand"
-    if _fused(net.cell, net.weights[0].ih.device) or (net.momentum is None and _function(net.cell)):
+    if _fused(net.cell, device) or (net.momentum is None and _function(net.cell)):
         name = f"torch.{getattr(_function(net.cell), '__name__', '')}"
+    if squares:
+        return f"{name}, on the drive of all steps"
     return name if net.momentum is None else f"{name}, on the filtered input"
 
 
@@ -79,12 +83,18 @@ def layer(
     after = None
     if m is not None:
         x, w, after = _filter(x, sizes, w, m, moments)
-    plain = Network(net.cell, None, [w])
-    if not _fused(net.cell, x.device) and not _traced():
-        y, final, _ = recurrence.layer(x, sizes, w, plain, hidden, None)
-        return y, final, after
-    y, final = _plain(plain, x, sizes, [h.unsqueeze(0) for h in hidden])
-    return y, tuple(h.squeeze(0) for h in final), after
+    if _fused(net.cell, x.device) or _traced():
+        return *_by_torch(x, sizes, w, net, hidden), after
+    y, final, _ = recurrence.layer(x, sizes, w, Network(net.cell, None, [w]), hidden, None)
+    return y, final, after
+
+
+def _by_torch(
+    x: Tensor, sizes: Sequence[int], w: Weights, net: Network, hidden: Sequence[Tensor]
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """One direction of one layer without momentum."""
+    y, final = _plain(Network(net.cell, None, [w]), x, sizes, [h.unsqueeze(0) for h in hidden])
+    return y, tuple(h.squeeze(0) for h in final)
 
 
 def _fused(cell: Cell, device: torch.device) -> bool:
@@ -117,9 +127,12 @@ def _driven(
     drive = narrow(m.readout(first, second), a.dtype)
     if net.factored:
         drive = through_u(net, drive, first, second, w.hh)
-    plain = Network(net.cell, None, [w])
-    recur = reference.recur if w.hr is not None or _traced() else recurrence.recur
-    y, final, _ = recur(drive, sizes, w, plain, hidden, None)
+    if x.is_cuda and _fused(net.cell, x.device):
+        one = torch.eye(len(w.hh), dtype=w.hh.dtype, device=x.device)
+        y, final = _by_torch(drive, sizes, w._replace(ih=one, b_ih=None), net, hidden)
+    else:
+        recur = reference.recur if w.hr is not None or _traced() else recurrence.recur
+        y, final, _ = recur(drive, sizes, w, Network(net.cell, None, [w]), hidden, None)
     return y, final, moments and _at_end(v, n, moments.k, sizes)
 
 

@@ -106,6 +106,23 @@ class Scratch:
         return self.buffers[name][:rows]
 
 
+class Piece(NamedTuple):
+    """A chunk of time, and all of a layer that its steps need.
+
+    u: Uᵀ, (H, G), in a forward pass, U in a backward pass; b: b_hh; saved: of this chunk, see `Steps`.
+    """
+
+    chunk: Chunk
+    u: Tensor
+    b: Tensor | None
+    tracks: Sequence[Track]
+    saved: Sequence[Tensor]
+    scratch: Scratch
+
+
+Gradients = tuple[Tensor, Tensor, Tensor]
+
+
 class Steps(ABC):
     """The steps of a cell, without autograd. Knows neither x nor momentum.
 
@@ -115,28 +132,11 @@ class Steps(ABC):
     saved: ClassVar[tuple[int, ...]]
 
     @abstractmethod
-    def forward(
-        self,
-        chunk: Chunk,
-        drive: Tensor,
-        u: Tensor,
-        b: Tensor | None,
-        tracks: Sequence[Track],
-        saved: Sequence[Tensor],
-    ) -> None:
-        """Fill `tracks`, and `saved` of this chunk. drive: (L, G), is spoilt; u: Uᵀ."""
+    def forward(self, piece: Piece, drive: Tensor) -> None:
+        """Fill `tracks` and `saved`. drive: (L, G), is spoilt."""
 
     @abstractmethod
-    def backward(
-        self,
-        chunk: Chunk,
-        grad: Tensor,
-        carried: Sequence[Tensor],
-        u: Tensor,
-        tracks: Sequence[Track],
-        saved: Sequence[Tensor],
-        scratch: Scratch,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, piece: Piece, grad: Tensor, carried: Sequence[Tensor]) -> Gradients:
         """From the gradient of a chunk's outputs those of its drive, of U h + b_hh, and, row by row, of b_hh.
 
         carried: the gradient of the state, (B, H) each, brought from the chunk after to the one before.
@@ -150,16 +150,9 @@ class Steps(ABC):
 class LSTMSteps(Steps):
     saved = (3, 1, 1)  # i f o, g, tanh(c)
 
-    def forward(
-        self,
-        chunk: Chunk,
-        drive: Tensor,
-        u: Tensor,
-        b: Tensor | None,
-        tracks: Sequence[Track],
-        saved: Sequence[Tensor],
-    ) -> None:
-        (h, c), size = tracks, len(u)
+    def forward(self, piece: Piece, drive: Tensor) -> None:
+        chunk, u, b, (h, c), saved, _ = piece
+        size = len(u)
         if b is not None:
             drive.add_(b)
         now = [split(t, chunk) for t in (drive, *saved, h.here(chunk), c.here(chunk))]
@@ -172,24 +165,15 @@ class LSTMSteps(Steps):
             torch.mul(f, c.before(span), out=new_c).addcmul_(i, g)
             torch.mul(o, torch.tanh(new_c, out=tanh), out=new_h)
 
-    def backward(
-        self,
-        chunk: Chunk,
-        grad: Tensor,
-        carried: Sequence[Tensor],
-        u: Tensor,
-        tracks: Sequence[Track],
-        saved: Sequence[Tensor],
-        scratch: Scratch,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        ifo, g, tanh = saved
+    def backward(self, piece: Piece, grad: Tensor, carried: Sequence[Tensor]) -> Gradients:
+        chunk, u, _, (_, c), (ifo, g, tanh), scratch = piece
         rows, size = g.shape
         i, f, o = ifo.chunk(3, 1)
         # ∂c/∂h, and the factors from dc to the inputs of i, f, g and from dh to that of o.
         to_c = _aten.tanh_backward.grad_input(o, tanh, grad_input=scratch("to_c", rows, size))
         to, gates = scratch("to", rows, 4, size), scratch("gates", rows, 4, size)
         _aten.sigmoid_backward.grad_input(g, i, grad_input=to[:, 0])
-        _aten.sigmoid_backward.grad_input(tracks[1].all_before(chunk), f, grad_input=to[:, 1])
+        _aten.sigmoid_backward.grad_input(c.all_before(chunk), f, grad_input=to[:, 1])
         _aten.tanh_backward.grad_input(i, g, grad_input=to[:, 2])
         _aten.sigmoid_backward.grad_input(tanh, o, grad_input=to[:, 3])
         flat = gates.flatten(1)
@@ -208,16 +192,9 @@ class LSTMSteps(Steps):
 class GRUSteps(Steps):
     saved = (3, 1)  # r z and U_n h + b_hn, n
 
-    def forward(
-        self,
-        chunk: Chunk,
-        drive: Tensor,
-        u: Tensor,
-        b: Tensor | None,
-        tracks: Sequence[Track],
-        saved: Sequence[Tensor],
-    ) -> None:
-        (h,), size = tracks, len(u)
+    def forward(self, piece: Piece, drive: Tensor) -> None:
+        chunk, u, b, (h,), saved, _ = piece
+        size = len(u)
         now = [split(t, chunk) for t in (drive, *saved, h.here(chunk))]
         for span, v, products, n, new in zip(chunk, *now, strict=True):
             old = h.before(span)
@@ -227,17 +204,8 @@ class GRUSteps(Steps):
             torch.addcmul(v[:, 2 * size :], r, u_n, out=n).tanh_()
             torch.lerp(n, old, z, out=new)
 
-    def backward(
-        self,
-        chunk: Chunk,
-        grad: Tensor,
-        carried: Sequence[Tensor],
-        u: Tensor,
-        tracks: Sequence[Track],
-        saved: Sequence[Tensor],
-        scratch: Scratch,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        products, n = saved
+    def backward(self, piece: Piece, grad: Tensor, carried: Sequence[Tensor]) -> Gradients:
+        chunk, u, _, (h,), (products, n), scratch = piece
         rows, size = n.shape
         r, z, u_n = products.chunk(3, 1)
         # The factors from dh to the inputs of r, z and to U_n h + b_hn; and to the input of n.
@@ -245,7 +213,7 @@ class GRUSteps(Steps):
         _aten.tanh_backward.grad_input(torch.rsub(z, 1), n, grad_input=to_n)
         _aten.sigmoid_backward.grad_input(u_n, r, grad_input=to[:, 0])
         to[:, 0].mul_(to_n)
-        _aten.sigmoid_backward.grad_input(tracks[0].all_before(chunk) - n, z, grad_input=to[:, 1])
+        _aten.sigmoid_backward.grad_input(h.all_before(chunk) - n, z, grad_input=to[:, 1])
         torch.mul(to_n, r, out=to[:, 2])
         gates, kept = scratch("gates", rows, 3, size), scratch("dh", rows, size)
         flat = gates.flatten(1)
@@ -265,16 +233,9 @@ class ElmanSteps(Steps):
     def __init__(self, nonlinearity: str) -> None:
         self.nonlinearity = nonlinearity
 
-    def forward(
-        self,
-        chunk: Chunk,
-        drive: Tensor,
-        u: Tensor,
-        b: Tensor | None,
-        tracks: Sequence[Track],
-        saved: Sequence[Tensor],
-    ) -> None:
-        (h,), modrelu = tracks, self.nonlinearity == "modrelu"
+    def forward(self, piece: Piece, drive: Tensor) -> None:
+        chunk, u, b, (h,), _, _ = piece
+        modrelu = self.nonlinearity == "modrelu"
         if b is not None and not modrelu:
             drive.add_(b)
         for span, v, new in zip(chunk, split(drive, chunk), split(h.here(chunk), chunk), strict=True):
@@ -285,16 +246,8 @@ class ElmanSteps(Steps):
             else:
                 getattr(new, self.nonlinearity + "_")()
 
-    def backward(
-        self,
-        chunk: Chunk,
-        grad: Tensor,
-        carried: Sequence[Tensor],
-        u: Tensor,
-        tracks: Sequence[Track],
-        saved: Sequence[Tensor],
-        scratch: Scratch,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, piece: Piece, grad: Tensor, carried: Sequence[Tensor]) -> Gradients:
+        chunk, u, _, tracks, _, scratch = piece
         h = tracks[0].here(chunk)
         to, inputs = scratch("to", *h.shape), scratch("inputs", *h.shape)
         match self.nonlinearity:
@@ -522,7 +475,7 @@ class _Layer(torch.autograd.Function):
                     _carry(chunk, after, running)
                 drive.copy_(narrow(v.mul_(r), x.dtype))
             local = [s[rows] if training else s[: len(drive)] for s in saved]
-            spec.steps.forward(chunk, drive, u_t, b_hh, tracks, local)
+            spec.steps.forward(Piece(chunk, u_t, b_hh, tracks, local, scratch), drive)
             first += len(chunk)
         afters = [track.after for track in tracks]
         ctx.spec, ctx.k = spec, k
@@ -553,9 +506,8 @@ class _Layer(torch.autograd.Function):
         for chunk in reversed(every):
             first -= len(chunk)
             rows = slice(chunk[0].begin, chunk[-1].end)
-            drive, products, biases = spec.steps.backward(
-                chunk, grads[0][rows], carried, u, tracks, [s[rows] for s in saved], scratch
-            )
+            piece = Piece(chunk, u, b_hh, tracks, [s[rows] for s in saved], scratch)
+            drive, products, biases = spec.steps.backward(piece, grads[0][rows], carried)
             d_u.addmm_(products.t(), tracks[0].all_before(chunk))
             if d_b_hh is not None:
                 d_b_hh.add_(biases.sum(0))
