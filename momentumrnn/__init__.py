@@ -5,7 +5,7 @@ __version__ = "0.1.0"
 from . import cells, init
 from .cells import Cell
 from .constraints import count_parameters, optimizer_groups, orthogonal, rebase_, weight_drop
-from .modules import GRU, LSTM, RNN, GRUCell, LSTMCell, Recurrent, RNNCell, State
+from .modules import GRU, LSTM, RNN, GRUCell, LSTMCell, Recurrent, RecurrentCell, RNNCell, State
 from .momentum import Adam, HeavyBall, Momentum, Nesterov, RMSProp, ScheduledRestart
 from .names import (
     NAGGRU,
@@ -81,6 +81,7 @@ __all__ = [
     "RMSPropRNNCell",
     "RNNCell",
     "Recurrent",
+    "RecurrentCell",
     "SRGRUCell",
     "SRLSTMCell",
     "SRRNNCell",

@@ -72,10 +72,9 @@ def _bench(options: Bench, args: Sequence[str]) -> int:
     from .bench import BadOption, bench
 
     settings = {name: value for name, value in vars(options).items() if name != "json"}
-    command = shlex.join(["momentumrnn", *args])
+    # A result says what was run, not in whose folders.
+    command = shlex.join(["momentumrnn", *(Path(a).name if "/" in a or os.sep in a else a for a in args)])
     if options.json:
-        # A result says what was run, not in whose folders.
-        command = command.replace(str(options.json), options.json.name)
         try:
             _write(options.json, None)
         except OSError as error:

@@ -152,7 +152,7 @@ def bench(
         _check("shapes", name, name in SHAPES, f"one of {', '.join(SHAPES)}")
     _check("backend", backend, backend in backends.NAMES, f"one of {', '.join(backends.NAMES)}")
     _check("repeats", repeats, repeats >= 1, "an integer of at least 1")
-    _check("threads", threads, threads is None or threads >= 1, "an integer of at least 1")
+    _check("threads", threads, threads is None or 1 <= threads <= 4096, "an integer from 1 to 4096")
     gpu = torch.cuda.is_available()
     _check("device", device, device != "cuda" or gpu, "cpu, since torch finds no CUDA GPU")
     place = device or ("cuda" if gpu else "cpu")
@@ -203,6 +203,7 @@ def parse(text: str) -> Momentum | None:
         name = call.func.id if isinstance(call.func, ast.Name) else ""
         _check("momentum", text, name in MOMENTA, f"one of {known}")
         given = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
+        _check("momentum", text, len(given) == len(call.keywords), "each keyword once")
         return MOMENTA[name](*map(ast.literal_eval, call.args), **given)
     except BadOption:
         raise

@@ -53,6 +53,8 @@ def orthogonal(rnn: R, init: str | None = "cayley") -> R:
                 f"orthogonal: rnn.{name} should be a plain parameter, got one parametrised by {kinds}; "
                 "call orthogonal once, and weight_drop after it"
             )
+        if getattr(rnn, name).is_meta:
+            raise ValueError(f"orthogonal: rnn.{name} should have memory, got one on the meta device")
         shape = tuple(getattr(rnn, name).shape)
         if shape[0] != shape[1]:
             raise ValueError(f"orthogonal: rnn.{name} should be square, got shape {shape} for {rnn.cell!r}")

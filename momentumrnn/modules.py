@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from . import backends, cells
 from .backends import reference
-from .backends.stack import Network
+from .backends.stack import Network, exporting
 from .cells import Cell, Weights
 from .init import BY_NAME, Init
 from .momentum import Momentum, MomentumState, wide
@@ -317,9 +317,7 @@ class Recurrent(_Module):
         With torch's hx, or None, the momentum starts at zero: to go on with a sequence, carry the State.
         """
         # Unrolled over time a layer takes minutes to compile; so a graph breaks here, as at torch's layers.
-        # The flag itself, since torch 2.11 answers is_exporting() with True whenever it compiles.
-        exporting = getattr(torch.compiler, "_is_exporting_flag", False)
-        if torch.compiler.is_dynamo_compiling() and not exporting:
+        if torch.compiler.is_dynamo_compiling() and not exporting():
             return torch.compiler.disable(self._forward)(input, hx)  # type: ignore[no-any-return, no-untyped-call]
         return self._forward(input, hx)
 
@@ -374,7 +372,9 @@ class Recurrent(_Module):
 
     def explain(self, input: Tensor | PackedSequence) -> str:
         """Which backend will run this input, and why the others won't."""
-        net = self._asked(input)
+        place = self._weight("weight_ih_l0", {}).device
+        with torch.random.fork_rng([place] if place.type == "cuda" else []):  # reading weights may draw a mask
+            net = self._asked(input)
         x, sizes = self._rows(input, net.weights[0].ih)
         what = f"{self.cell!r}, momentum={self.momentum!r}, {x.dtype} on {x.device}"
         return f"{what}\n{backends.explain(self.backend, net, sizes)}"

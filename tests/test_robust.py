@@ -1,15 +1,17 @@
 """What goes wrong elsewhere and must not here: poisoned rows, 16-bit overflow, transforms, odd users."""
 
 import io
+from dataclasses import dataclass
 
 import pytest
 import torch
-from conftest import CELLS, MOMENTA, assert_same, layer, serves
+from conftest import CELLS, MOMENTA, as_tuple, assert_same, gradients, layer, leaf, serves
 from torch import nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import momentumrnn as mr
+from momentumrnn.backends import native
 
 LINEAR = ["HeavyBall", "ScheduledRestart", "Warmup"]
 
@@ -161,3 +163,145 @@ def test_a_state_is_saved_and_loaded():
     again = torch.load(file)
     assert isinstance(again, mr.State)
     assert_same(again, state)
+
+
+# What the backward written by hand must not lose: each of these once went wrong.
+
+BY_HAND = [
+    ("gru", "HeavyBall"),
+    ("tanh", "Nesterov"),
+    ("modrelu", "None"),
+    ("lstm", "Adam"),
+    ("gru", "RMSProp"),
+]
+by_hand = pytest.mark.parametrize(("cell", "momentum"), BY_HAND)
+
+
+def both(cell, momentum, **options):
+    """The same layer on native and on the reference."""
+    nets = [layer(cell, momentum, 4, 4, backend=backend, **options) for backend in ("native", "reference")]
+    nets[1].load_state_dict(nets[0].state_dict())
+    return nets
+
+
+@by_hand
+@pytest.mark.parametrize("graph", [False, True])
+def test_inputs_made_from_one_another(cell, momentum, graph):
+    """Pieces of a sequence, a state made from the input and tied biases: each way counts once."""
+    x, found = torch.randn(6, 2, 4, dtype=torch.float64, requires_grad=True), []
+    for net in both(cell, momentum):
+        net.bias_hh_l0 = net.bias_ih_l0
+        start = net.initial_state(2)
+        first, state = net(x[:3], start._replace(hidden=tuple(h + x.mean(0) for h in start.hidden)))
+        second, _ = net(x[3:], state)
+        loss = first.sum() + second.square().sum()
+        found.append(torch.autograd.grad(loss, [x, *net.parameters()], create_graph=graph))
+    assert_same(*found)
+
+
+@pytest.mark.parametrize("momentum", ["HeavyBall", "Adam"])
+@pytest.mark.parametrize("graph", [False, True])
+def test_gradients_through_a_factored_layer(momentum, graph):
+    x, found = torch.randn(6, 2, 4, dtype=torch.float64), []
+    for net in both("tanh", momentum, factored=True):
+        loss = net(x)[0].square().sum()
+        found.append(torch.autograd.grad(loss, list(net.parameters()), create_graph=graph))
+    assert_same(*found)
+
+
+@by_hand
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing(cell, momentum, reentrant):
+    net, x = layer(cell, momentum, 4, 4), leaf(6, 2, 4)
+    out = torch.utils.checkpoint.checkpoint(lambda x: net(x)[0], x, use_reentrant=reentrant)
+    inputs = [x, *net.parameters()]
+    want = torch.autograd.grad(net(x)[0].square().sum(), inputs)
+    for p in inputs:
+        p.grad = None
+    out.square().sum().backward()
+    assert_same([p.grad for p in inputs], list(want))
+
+
+@by_hand
+def test_second_derivatives_with_frozen_weights(cell, momentum):
+    x, found = torch.randn(6, 2, 4, dtype=torch.float64), []
+    for net in both(cell, momentum):
+        net.weight_ih_l0.requires_grad_(False)
+        net.bias_ih_l0.requires_grad_(False)
+        (first,) = torch.autograd.grad(net(x)[0].square().sum(), net.weight_hh_l0, create_graph=True)
+        found.append(torch.autograd.grad(first.square().sum(), [net.weight_hh_l0, net.bias_hh_l0]))
+    assert_same(*found)
+
+
+@by_hand
+def test_many_gradients_at_once(cell, momentum):
+    """For the output and for the final state alone, by autograd's own batching and by vmap."""
+    net, x = layer(cell, momentum, 4, 4), leaf(6, 2, 4)
+    out, final = net(x)
+    for y in (out, as_tuple(final)[0]):
+        rows = torch.eye(y.numel(), dtype=torch.float64).view(-1, *y.shape)[:5]
+        want = torch.stack([torch.autograd.grad(y, x, row, retain_graph=True)[0] for row in rows])
+        (got,) = torch.autograd.grad(y, x, rows, is_grads_batched=True, retain_graph=True)
+        assert_same(got, want)
+        by_vmap = torch.vmap(lambda row, y=y: torch.autograd.grad(y, x, row, retain_graph=True)[0])
+        assert_same(by_vmap(rows), want)
+
+
+@by_hand
+def test_outputs_may_be_written_to(cell, momentum):
+    """As those of torch's GRU and RNN."""
+    net, x = layer(cell, momentum, 4, 4), leaf(6, 2, 4)
+    want = gradients(net(x)[0] * 2, [x, *net.parameters()])
+    assert_same(gradients(net(x)[0].mul_(2), [x, *net.parameters()]), want)
+
+
+@pytest.mark.parametrize("momentum", ["None", "HeavyBall", "Adam"])
+@pytest.mark.parametrize("cell", sorted(set(CELLS) - {"extrapolated"}))
+def test_export_at_fixed_shapes(cell, momentum):
+    net, x = layer(cell, momentum, 3, 4).eval(), torch.randn(5, 2, 3, dtype=torch.float64)
+    exported = torch.export.export(net, (x,)).module()
+    assert_same(exported(x)[0], net(x)[0])
+
+
+@by_hand
+def test_autocast_leaves_float64_alone(cell, momentum):
+    net, x = layer(cell, momentum, 4, 4), torch.randn(6, 2, 4, dtype=torch.float64)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert net(x)[0].dtype == torch.float64
+
+
+@dataclass(frozen=True)
+class Late(mr.Momentum):
+    """A decay that is learned, but not at the first step."""
+
+    p: torch.Tensor
+    beta: float = 0.9
+
+    def decay(self, k):
+        return 0.0 if (k == 0).all() else self.p * (k > 0)
+
+
+def test_a_decay_learned_late():
+    x, found = torch.randn(6, 2, 3, dtype=torch.float64), []
+    for backend in ("native", "reference"):
+        torch.manual_seed(1)
+        p = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+        net = mr.GRU(3, 4, momentum=Late(p), dtype=torch.float64, backend=backend)
+        found.append(torch.autograd.grad(net(x)[0].square().sum(), p))
+    assert_same(*found)
+
+
+def test_small_inputs_go_to_torch(monkeypatch):
+    """Where its loop beats ours; the value is the same."""
+    net, x = layer("gru", "HeavyBall", 3, 4), torch.randn(5, 2, 3, dtype=torch.float64)
+    ours = net(x)
+    monkeypatch.setattr(native, "SMALL", 1 << 15)
+    assert "native     runs: torch.gru, on the filtered input" in net.explain(x)
+    assert_same(net(x), ours)
+
+
+def test_explaining_draws_nothing():
+    net, x = mr.weight_drop(mr.LSTM(3, 4), 0.5), torch.randn(5, 2, 3)
+    before = torch.get_rng_state()
+    net.explain(x)
+    assert torch.equal(torch.get_rng_state(), before)

@@ -16,7 +16,7 @@ class Backend(Protocol):
     def supports(self, net: Network, sizes: Sequence[int]) -> str:
         """Empty, or the reason why not, for the user to read."""
 
-    def about(self, net: Network) -> str:
+    def about(self, net: Network, sizes: Sequence[int]) -> str:
         """How it evaluates a network that it supports."""
 
     def run(
@@ -54,8 +54,8 @@ def explain(name: str, net: Network, sizes: Sequence[int]) -> str:
         if reason:
             verdict = f"can't: {reason}"
         elif chosen or name not in ("auto", known):
-            verdict = f"could: {backend.about(net)}"
+            verdict = f"could: {backend.about(net, sizes)}"
         else:
-            verdict, chosen = f"runs: {backend.about(net)}", True
+            verdict, chosen = f"runs: {backend.about(net, sizes)}", True
         lines.append(f"{known:<10} {verdict}")
     return "\n".join(lines)

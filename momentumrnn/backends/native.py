@@ -22,7 +22,7 @@ from ..cells import GRU, LSTM, Cell, Elman, Weights
 from ..momentum import Momentum, MomentumState, count, narrow, scan, wide
 from ..packing import lengths, pack, pad, rectangular
 from . import recurrence, reference
-from .stack import Network, Result, stack, through_u
+from .stack import Network, Result, exporting, stack, through_u
 
 _FUNCTIONS: tuple[tuple[Cell, Callable[..., tuple[Tensor, ...]]], ...] = (
     (LSTM(), torch.lstm),
@@ -30,6 +30,9 @@ _FUNCTIONS: tuple[tuple[Cell, Callable[..., tuple[Tensor, ...]]], ...] = (
     (Elman("tanh"), torch.rnn_tanh),
     (Elman("relu"), torch.rnn_relu),
 )
+
+# Gate inputs, in numbers, up to which torch's GRU and RNN beat ours on a CPU.
+SMALL = 1 << 15
 
 
 def _function(cell: Cell) -> Callable[..., tuple[Tensor, ...]] | None:
@@ -44,16 +47,18 @@ def supports(net: Network, sizes: Sequence[int]) -> str:
     return ""
 
 
-def about(net: Network) -> str:
-    device, squares = net.weights[0].ih.device, net.momentum is not None and not net.momentum.linear
-    if squares and device.type == "cpu":
-        return "the drive and a recurrence in chunks of time, with a backward written by hand"
-    name = "a recurrence with a backward written by hand"
-    if _fused(net.cell, device) or (net.momentum is None and _function(net.cell)):
-        name = f"torch.{getattr(_function(net.cell), '__name__', '')}"
-    if squares:
-        return f"{name}, on the drive of all steps"
-    return name if net.momentum is None else f"{name}, on the filtered input"
+def about(net: Network, sizes: Sequence[int]) -> str:
+    w, m = net.weights[0], net.momentum
+    torchs = _fused(net.cell, w, sizes) or (m is None and _function(net.cell))
+    function = f"torch.{getattr(_function(net.cell), '__name__', '')}"
+    if m is None or m.linear:
+        name = function if torchs else "a recurrence with a backward written by hand"
+        return name if m is None else f"{name}, on the filtered input"
+    if w.ih.is_cuda and torchs:
+        return f"{function}, on the drive of all steps"
+    if w.hr is not None:
+        return "the drive of all steps, then a loop"
+    return "the drive and a recurrence in chunks of time, with a backward written by hand"
 
 
 def run(
@@ -83,9 +88,10 @@ def layer(
     after = None
     if m is not None:
         x, w, after = _filter(x, sizes, w, m, moments)
-    if _fused(net.cell, x.device) or _traced():
+    if _fused(net.cell, w, sizes) or (exporting() and _function(net.cell)):
         return *_by_torch(x, sizes, w, net, hidden), after
-    y, final, _ = recurrence.layer(x, sizes, w, Network(net.cell, None, [w]), hidden, None)
+    plain = reference.layer if exporting() else recurrence.layer
+    y, final, _ = plain(x, sizes, w, Network(net.cell, None, [w]), hidden, None)
     return y, final, after
 
 
@@ -97,13 +103,14 @@ def _by_torch(
     return y, tuple(h.squeeze(0) for h in final)
 
 
-def _fused(cell: Cell, device: torch.device) -> bool:
-    """Whether torch's own layer is the fastest. On the CPU its GRU and RNN are loops under autograd."""
-    return cell == LSTM() or (device.type != "cpu" and _function(cell) is not None)
+def _fused(cell: Cell, w: Weights, sizes: Sequence[int]) -> bool:
+    """Whether torch's own layer is the fastest.
 
-
-def _traced() -> bool:
-    return bool(getattr(torch.compiler, "_is_exporting_flag", False))
+    On a CPU its GRU and RNN are loops under autograd, which only small inputs are better off with.
+    """
+    if _function(cell) is None:
+        return False
+    return cell == LSTM() or w.ih.device.type != "cpu" or sum(sizes) * len(w.hh) < SMALL
 
 
 def _driven(
@@ -116,10 +123,12 @@ def _driven(
     moments: MomentumState | None,
 ) -> Result:
     """A layer whose momentum has a second moment."""
-    learned = m.decays(torch.zeros(1, device=x.device), x).requires_grad
+    like = torch.empty(0, dtype=wide(x.dtype), device=x.device)
+    decays = m.decays(count(moments and moments.k, len(sizes), x.device), like)
+    plain = w.hr is None and not net.factored and not decays.requires_grad and not exporting()
     # On a GPU a scan in log T passes over whole tensors beats T steps.
-    if x.device.type == "cpu" and w.hr is None and not (net.factored or learned or _traced()):
-        return recurrence.layer(x, sizes, w, net, hidden, moments)
+    if plain and x.device.type == "cpu":
+        return recurrence.layer(x, sizes, w, net, hidden, moments, decays.unbind())
     a = linear(x, w.ih, w.b_ih)
     v, n = m.moments(pad(a, sizes), moments)
     # Packed first: where n is 0, in the padding too, the printed readout has no gradient.
@@ -127,11 +136,11 @@ def _driven(
     drive = narrow(m.readout(first, second), a.dtype)
     if net.factored:
         drive = through_u(net, drive, first, second, w.hh)
-    if x.is_cuda and _fused(net.cell, x.device):
+    if x.is_cuda and _fused(net.cell, w, sizes):
         one = torch.eye(len(w.hh), dtype=w.hh.dtype, device=x.device)
         y, final = _by_torch(drive, sizes, w._replace(ih=one, b_ih=None), net, hidden)
     else:
-        recur = reference.recur if w.hr is not None or _traced() else recurrence.recur
+        recur = reference.recur if w.hr is not None or exporting() else recurrence.recur
         y, final, _ = recur(drive, sizes, w, Network(net.cell, None, [w]), hidden, None)
     return y, final, moments and _at_end(v, n, moments.k, sizes)
 

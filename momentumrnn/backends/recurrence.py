@@ -7,7 +7,7 @@ operations in place. The backward recomputes the moments of a chunk from those a
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..cells import GRU, LSTM, Cell, Elman, Weights
-from ..momentum import Momentum, MomentumState, count, narrow, wide
+from ..momentum import MomentumState, narrow, wide
 from ..packing import lengths
 from . import reference
 from .stack import Network, Result
@@ -25,8 +25,9 @@ _aten = torch.ops.aten
 
 
 class Span(NamedTuple):
-    """The rows of one step among all packed rows, and where those of the step before begin, -1 for none."""
+    """Step t: its rows among all packed rows, and where those of the step before begin, -1 for none."""
 
+    t: int
     begin: int
     end: int
     before: int
@@ -44,8 +45,8 @@ def chunks(sizes: Sequence[int], width: int, device: torch.device) -> list[Chunk
     most, numbers = (16, 1 << 20) if device.type == "cpu" else (256, 1 << 25)
     steps = max(1, min(most, numbers // max(1, sizes[0] * width)))
     spans, begin, before = [], 0, -1
-    for rows in sizes:
-        spans.append(Span(begin, begin + rows, before))
+    for t, rows in enumerate(sizes):
+        spans.append(Span(t, begin, begin + rows, before))
         begin, before = begin + rows, begin
     return [spans[i : i + steps] for i in range(0, len(spans), steps)]
 
@@ -276,31 +277,26 @@ def steps_of(cell: Cell) -> Steps | None:
 class Spec(NamedTuple):
     """What is to be run, its tensors aside.
 
-    net: its momentum is None or has a second moment; decays: one for each step, (B, 1) or (1, 1); given:
-    whether the gate inputs come ready-made.
+    net: without weights; its momentum is None or has a second moment; decays: one for each step, (B, 1) or
+    (1, 1); given: whether the gate inputs come ready-made.
     """
 
     net: Network
+    steps: Steps
     sizes: Sequence[int]
     decays: Sequence[Tensor]
     given: bool = False
 
-    @property
-    def steps(self) -> Steps:
-        steps = steps_of(self.net.cell)
-        assert steps is not None
-        return steps
 
-    @property
-    def momentum(self) -> Momentum | None:
-        return self.net.momentum
+def _with_beta(spec: Spec) -> Any:
+    """The momentum; it has a second moment."""
+    return spec.net.momentum
 
 
-def _factors(spec: Spec, first: int, chunk: Chunk) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """The factors on v and n before each step of a chunk, the first of which has the number `first`."""
-    decays = spec.decays[first : first + len(chunk)]
-    assert spec.momentum is not None
-    return decays, [torch.full_like(decays[0][:1], spec.momentum.beta or 0.0)] * len(chunk)
+def _factors(spec: Spec, chunk: Chunk) -> tuple[list[Tensor], list[Tensor]]:
+    """The factors on v and on n before each step of a chunk."""
+    decays = [spec.decays[span.t] for span in chunk]
+    return decays, [torch.full_like(decays[0][:1], _with_beta(spec).beta)] * len(chunk)
 
 
 def _scan(chunk: Chunk, x: Tensor, before: Tensor, factors: Sequence[Tensor]) -> None:
@@ -323,48 +319,42 @@ def _adjoint(chunk: Chunk, grad: Tensor, carried: Tensor, factors: Sequence[Tens
 
 
 def _moments(
-    spec: Spec, first: int, chunk: Chunk, a: Tensor, v: Tensor, n: Tensor, scratch: Scratch
+    spec: Spec, chunk: Chunk, a: Tensor, before: Sequence[Tensor], scratch: Scratch
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """v, n and 1 / denominator after each step of a chunk, the first of number `first`; v, n: before it."""
-    m = spec.momentum
-    assert m is not None
-    decays, betas = _factors(spec, first, chunk)
-    all_v = torch.mul(a, m.step, out=scratch("v", *a.shape))
-    all_n = torch.mul(a, a, out=scratch("n", *a.shape)).mul_(1 - (m.beta or 0.0))
-    _scan(chunk, all_v, v, decays)
-    _scan(chunk, all_n, n, betas)
+    """v, n and 1 / denominator after each step of a chunk; before: v and n before it."""
+    m = _with_beta(spec)
+    v = torch.mul(a, m.step, out=scratch("v", *a.shape))
+    n = torch.mul(a, a, out=scratch("n", *a.shape)).mul_(1 - m.beta)
+    for part in zip((v, n), before, _factors(spec, chunk), strict=True):
+        _scan(chunk, *part)
     r = scratch("r", *a.shape)
     if m.eps_in_sqrt:
-        torch.add(all_n, m.eps**2, out=r).rsqrt_()
+        torch.add(n, m.eps**2, out=r).rsqrt_()
     else:
-        torch.sqrt(all_n, out=r).add_(m.eps).reciprocal_()
-    return all_v, all_n, r
+        torch.sqrt(n, out=r).add_(m.eps).reciprocal_()
+    return v, n, r
 
 
 def _moments_backward(
     spec: Spec,
-    first: int,
     chunk: Chunk,
     a: Tensor,
-    v: Tensor,
-    n: Tensor,
+    before: Sequence[Tensor],
     grad: Tensor,
     carried: Sequence[Tensor],
     scratch: Scratch,
 ) -> Tensor:
     """From the gradient of a chunk's drive that of a; carried: those of v and n, as for the state."""
-    m = spec.momentum
-    assert m is not None
-    v, n, r = _moments(spec, first, chunk, a, v, n, scratch)
-    v.mul_(r)
-    to_v = torch.mul(grad, r, out=scratch("to_v", *a.shape))
+    m = _with_beta(spec)
+    v, n, r = _moments(spec, chunk, a, before, scratch)
+    drive, to_v = v.mul_(r), torch.mul(grad, r, out=scratch("to_v", *a.shape))
     if grad.dtype != a.dtype:  # where the drive was held at the largest number, nothing moves it
-        to_v.mul_(v.abs() <= torch.finfo(grad.dtype).max)
+        to_v.mul_(drive.abs() <= torch.finfo(grad.dtype).max)
     # v / denominator by n: -1/2 v r³, or -1/2 v r² / sqrt(n) where eps is outside the root.
-    to_n = v.mul_(to_v).mul_(-0.5).mul_(r if m.eps_in_sqrt else n.rsqrt_())
-    for part in zip((to_v, to_n), carried, _factors(spec, first, chunk), strict=True):
+    to_n = drive.mul_(to_v).mul_(-0.5).mul_(r if m.eps_in_sqrt else n.rsqrt_())
+    for part in zip((to_v, to_n), carried, _factors(spec, chunk), strict=True):
         _adjoint(chunk, *part)
-    return to_v.mul_(m.step).addcmul_(a, to_n, value=2 * (1 - (m.beta or 0.0)))
+    return to_v.mul_(m.step).addcmul_(a, to_n, value=2 * (1 - m.beta))
 
 
 def _carry(chunk: Chunk, after: Tensor, running: Tensor) -> None:
@@ -383,14 +373,10 @@ def layer(
     net: Network,
     hidden: Sequence[Tensor],
     moments: MomentumState | None,
+    decays: Sequence[Tensor] = (),
 ) -> Result:
-    """See `stack.Layer`. The momentum is None or has a second moment; there is no projection of h."""
-    m = net.momentum
-    decays: Sequence[Tensor] = ()
-    if m is not None:
-        like = torch.empty(0, dtype=wide(x.dtype), device=x.device)
-        decays = m.decays(count(moments and moments.k, len(sizes), x.device), like).detach().unbind()
-    y, *rest = _run(Spec(net, sizes, decays), x, w, hidden, moments)
+    """See `stack.Layer`. The momentum is None, or has a second moment and these decays; no w.hr."""
+    y, *rest = _run(net, sizes, decays, x, w, hidden, moments)
     final, after = tuple(rest[: net.cell.states]), None
     if moments is not None:
         v, n = rest[net.cell.states :]
@@ -399,38 +385,42 @@ def layer(
 
 
 def recur(
-    a: Tensor,
-    sizes: Sequence[int],
-    w: Weights,
-    net: Network,
-    hidden: Sequence[Tensor],
-    moments: None,
+    a: Tensor, sizes: Sequence[int], w: Weights, net: Network, hidden: Sequence[Tensor], moments: None
 ) -> Result:
     """`layer` without momentum, from its gate inputs a, (N, G), on."""
-    y, *final = _run(Spec(net, sizes, (), given=True), a, w, hidden, moments)
+    y, *final = _run(net, sizes, (), a, w, hidden, moments, given=True)
     return y, tuple(final), None
 
 
 def _run(
-    spec: Spec, x: Tensor, w: Weights, hidden: Sequence[Tensor], moments: MomentumState | None
+    net: Network,
+    sizes: Sequence[int],
+    decays: Sequence[Tensor],
+    x: Tensor,
+    w: Weights,
+    hidden: Sequence[Tensor],
+    moments: MomentumState | None,
+    given: bool = False,
 ) -> tuple[Tensor, ...]:
     """y, the final state, and v and n if there is a momentum."""
-    ih, b_ih = (None, None) if spec.given else (w.ih, w.b_ih)
+    steps = steps_of(net.cell)
+    assert steps is not None
+    ih, b_ih = (None, None) if given else (w.ih, w.b_ih)
     tensors: list[Tensor | None] = [x, ih, b_ih, w.hh, w.b_hh, *hidden]
     kind = x.device.type
-    casts = kind != "meta" and torch.is_autocast_enabled(kind)
+    casts = kind != "meta" and x.dtype != torch.float64 and torch.is_autocast_enabled(kind)
     if casts:
         tensors = [None if t is None else t.to(torch.get_autocast_dtype(kind)) for t in tensors]
-    tensors[5:5] = (None, None) if moments is None else (moments.v, moments.n)
-    k = None if moments is None else moments.k
+    tensors[5:5] = (None, None, None) if moments is None else moments
     training = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    spec = Spec(net._replace(weights=()), steps, sizes, decays, given)
     with torch.autocast(kind, enabled=False) if casts else nullcontext():
-        return _Layer.apply(spec, k, training, *tensors)  # type: ignore[no-any-return, no-untyped-call]
+        return _Layer.apply(spec, training, *tensors)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _again(spec: Spec, k: Tensor | None, inputs: Sequence[Tensor]) -> list[Tensor]:
+def _again(spec: Spec, inputs: Sequence[Tensor]) -> list[Tensor]:
     """What `_Layer` returns, by the reference, so that autograd can follow."""
-    x, ih, b_ih, hh, b_hh, v, n, *hidden = inputs
+    x, ih, b_ih, hh, b_hh, v, n, k, *hidden = inputs
     w, moments = Weights(ih, hh, b_ih, b_hh), None if k is None else MomentumState(v, n, k)
     run = reference.recur if spec.given else reference.layer
     y, final, after = run(x, spec.sizes, w, spec.net, hidden, moments)
@@ -442,7 +432,6 @@ class _Layer(torch.autograd.Function):
     def forward(
         ctx: Any,
         spec: Spec,
-        k: Tensor | None,
         training: bool,
         x: Tensor,
         w: Tensor | None,
@@ -451,80 +440,87 @@ class _Layer(torch.autograd.Function):
         b_hh: Tensor | None,
         v_0: Tensor | None,
         n_0: Tensor | None,
+        k: Tensor | None,
         *hidden: Tensor,
     ) -> tuple[Tensor, ...]:
         every = chunks(spec.sizes, len(u), x.device)
-        most, (gates, size) = every[0][-1].end, u.shape
+        most, (gates, size), squares = every[0][-1].end, u.shape, spec.net.momentum is not None
         tracks = [Track(h, _room(h, len(x), h.shape[1])) for h in hidden]
         saved = [_room(x, len(x) if training else most, width * size) for width in spec.steps.saved]
+        # Not what is kept for the backward, since the user may write into it.
+        y = x.new_empty(len(x), size)
         scratch, u_t = Scratch(most, x), u.t().contiguous()
-        moments, starts, first = [], [], 0
-        if spec.momentum:
+        moments: list[Tensor] = []
+        starts: list[Tensor] = []
+        if squares:
             zeros = u.new_zeros(spec.sizes[0], gates, dtype=wide(x.dtype))
             moments = [zeros.clone() if m is None else m.clone() for m in (v_0, n_0)]
             precise = Scratch(most, zeros)
         for chunk in every:
             rows = slice(chunk[0].begin, chunk[-1].end)
             drive = _project(x[rows], w, b, scratch("drive", rows.stop - rows.start, gates))
-            if spec.momentum:
+            if squares:
                 if training:
                     starts += [m[: chunk[0].rows].clone() for m in moments]
-                a, (v, n) = drive.to(zeros.dtype), moments
-                v, n, r = _moments(spec, first, chunk, a, v, n, precise)
+                v, n, r = _moments(spec, chunk, drive.to(zeros.dtype), moments, precise)
                 for after, running in zip((v, n), moments, strict=True):
                     _carry(chunk, after, running)
                 drive.copy_(narrow(v.mul_(r), x.dtype))
             local = [s[rows] if training else s[: len(drive)] for s in saved]
             spec.steps.forward(Piece(chunk, u_t, b_hh, tracks, local, scratch), drive)
-            first += len(chunk)
+            y[rows] = tracks[0].here(chunk)
         afters = [track.after for track in tracks]
-        ctx.spec, ctx.k = spec, k
-        ctx.save_for_backward(x, w, b, u, b_hh, v_0, n_0, *hidden, *afters, *saved, *starts)
-        return afters[0], *(ends(after, spec.sizes) for after in afters), *moments
+        ctx.spec = spec
+        ctx.save_for_backward(x, w, b, u, b_hh, v_0, n_0, k, *hidden, *afters, *saved, *starts)
+        return y, *(ends(after, spec.sizes) for after in afters), *moments
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        spec, states = ctx.spec, len(grads) - 1 - (2 if ctx.spec.momentum else 0)
-        inputs, rest = ctx.saved_tensors[: 7 + states], list(ctx.saved_tensors[7 + states :])
+        spec, kept, needs = ctx.spec, list(ctx.saved_tensors), ctx.needs_input_grad[2:]
+        states = spec.net.cell.states
+        inputs, kept = kept[: 8 + states], kept[8 + states :]
         # Asked for a graph of gradients, or for many gradients at once: operations in place can't give them.
-        if torch.is_grad_enabled() or torch._C._functorch.is_legacy_batchedtensor(grads[0]):
-            again = partial(_again, spec, ctx.k)
-            return None, None, None, *gradients(again, inputs, ctx.needs_input_grad[3:], grads)
-        x, w, b, u, b_hh, v_0, _, *hidden = inputs
-        tracks = [Track(h, rest.pop(0)) for h in hidden]
-        saved, starts = [rest.pop(0) for _ in spec.steps.saved], rest
+        if torch.is_grad_enabled() or batched(grads):
+            return None, None, *gradients(partial(_again, spec), inputs, needs, grads)
+        x, w, b, u, b_hh, v_0, _, _, *hidden = inputs
+        tracks = [Track(h, kept.pop(0)) for h in hidden]
+        saved, starts = [kept.pop(0) for _ in spec.steps.saved], kept
         every = chunks(spec.sizes, len(u), x.device)
-        most, first = every[0][-1].end, len(spec.sizes)
+        most, squares = every[0][-1].end, spec.net.momentum is not None
         carried, carried_moments = (
             [g.clone() for g in gs] for gs in (grads[1 : 1 + states], grads[1 + states :])
         )
-        d_x = torch.empty_like(x) if ctx.needs_input_grad[3] else None
-        d_w, d_b, d_b_hh = (None if p is None else torch.zeros_like(p) for p in (w, b, b_hh))
-        d_u = torch.zeros_like(u)
+        d_x, d_w, d_b, d_u, d_b_hh = (
+            torch.zeros_like(p) if need else None for p, need in zip((x, w, b, u, b_hh), needs, strict=False)
+        )
         scratch = Scratch(most, x)
-        precise = Scratch(most, carried_moments[0]) if spec.momentum else scratch
+        precise = Scratch(most, carried_moments[0]) if squares else scratch
         for chunk in reversed(every):
-            first -= len(chunk)
             rows = slice(chunk[0].begin, chunk[-1].end)
             piece = Piece(chunk, u, b_hh, tracks, [s[rows] for s in saved], scratch)
             drive, products, biases = spec.steps.backward(piece, grads[0][rows], carried)
-            d_u.addmm_(products.t(), tracks[0].all_before(chunk))
+            if d_u is not None:
+                d_u.addmm_(products.t(), tracks[0].all_before(chunk))
             if d_b_hh is not None:
                 d_b_hh.add_(biases.sum(0))
-            if spec.momentum:
-                n, v = starts.pop(), starts.pop()
-                a = _project(x[rows], w, b, scratch("a", *drive.shape)).to(v.dtype)
-                drive = _moments_backward(spec, first, chunk, a, v, n, drive, carried_moments, precise).to(
-                    x.dtype
-                )
+            if squares:
+                before = [starts.pop() for _ in range(2)][::-1]
+                a = _project(x[rows], w, b, scratch("a", *drive.shape)).to(before[0].dtype)
+                drive = _moments_backward(spec, chunk, a, before, drive, carried_moments, precise).to(x.dtype)
             if d_w is not None:
                 d_w.addmm_(drive.t(), x[rows])
-                if d_b is not None:
-                    d_b.add_(drive.sum(0))
+            if d_b is not None:
+                d_b.add_(drive.sum(0))
             if d_x is not None:
                 d_x[rows] = drive if w is None else torch.mm(drive, w)
         d_moments = (None, None) if v_0 is None else carried_moments
-        return None, None, None, d_x, d_w, d_b, d_u, d_b_hh, *d_moments, *carried
+        return None, None, d_x, d_w, d_b, d_u, d_b_hh, *d_moments, None, *carried
+
+
+def batched(grads: Sequence[Tensor]) -> bool:
+    """Whether these stand for many gradients at once: under vmap, or autograd's is_grads_batched."""
+    legacy = torch._C._functorch.is_legacy_batchedtensor
+    return torch._C._are_functorch_transforms_active() or any(map(legacy, grads))
 
 
 def gradients(
@@ -534,11 +530,15 @@ def gradients(
     grads: Sequence[Tensor],
 ) -> list[Tensor | None]:
     """The gradients of `again(inputs)` to the inputs that need one, differentiable as any other."""
-    asked = [t for t, need in zip(inputs, needed, strict=True) if need]
     graph = torch.is_grad_enabled()
     with torch.enable_grad():
+        # Aliases: an input may have been made from another one, and only the direct way counts here.
+        inputs = [t.view_as(t) if need else t for t, need in zip(inputs, needed, strict=True)]
         outputs = again(inputs)
-    found = iter(torch.autograd.grad(outputs, asked, grads, create_graph=graph, allow_unused=True))
+    asked = [t for t, need in zip(inputs, needed, strict=True) if need]
+    moved = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad]
+    moving, their = zip(*moved, strict=True)
+    found = iter(torch.autograd.grad(moving, asked, their, create_graph=graph, allow_unused=True))
     return [next(found) if need else None for need in needed]
 
 
@@ -546,9 +546,10 @@ def _room(like: Tensor, rows: int, width: int) -> Tensor:
     """An empty tensor. Large ones come from numpy, which asks the system for huge pages: the first touch of
     hundreds of megabytes in small ones would cost a tenth of the time."""
     size = rows * width * like.element_size()
-    if like.device.type != "cpu" or size < 1 << 22 or torch.are_deterministic_algorithms_enabled():
-        return like.new_empty(rows, width)
-    return torch.from_numpy(np.empty(size, np.uint8)).view(like.dtype).view(rows, width)
+    if like.device.type == "cpu" and size >= 1 << 22 and not torch.are_deterministic_algorithms_enabled():
+        with suppress(MemoryError):  # torch has its own error for that
+            return torch.from_numpy(np.empty(size, np.uint8)).view(like.dtype).view(rows, width)
+    return like.new_empty(rows, width)
 
 
 def _project(x: Tensor, w: Tensor | None, b: Tensor | None, out: Tensor) -> Tensor:

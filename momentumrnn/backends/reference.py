@@ -15,7 +15,7 @@ def supports(net: Network, sizes: Sequence[int]) -> str:
     return ""
 
 
-def about(net: Network) -> str:
+def about(net: Network, sizes: Sequence[int]) -> str:
     return "the definition, a loop over time"
 
 

@@ -49,6 +49,11 @@ class Layer(Protocol):
     ) -> Result: ...
 
 
+def exporting() -> bool:
+    """Whether torch.export is at work. Its own flag, since torch 2.11 says so whenever it compiles."""
+    return bool(getattr(torch.compiler, "_is_exporting_flag", False))
+
+
 def through_u(net: Network, drive: Tensor, v: Tensor, n: Tensor, u: Tensor) -> Tensor:
     """The drive of a factored network: U M(a) as derived, or as printed with U on the numerator alone."""
     if net.factored == "derived":
