@@ -373,7 +373,9 @@ class Recurrent(_Module):
     def explain(self, input: Tensor | PackedSequence) -> str:
         """Which backend will run this input, and why the others won't."""
         place = self._weight("weight_ih_l0", {}).device
-        with torch.random.fork_rng([place] if place.type == "cuda" else []):  # reading weights may draw a mask
+        with torch.random.fork_rng(
+            [place] if place.type == "cuda" else []
+        ):  # reading weights may draw a mask
             net = self._asked(input)
         x, sizes = self._rows(input, net.weights[0].ih)
         what = f"{self.cell!r}, momentum={self.momentum!r}, {x.dtype} on {x.device}"

@@ -7,8 +7,7 @@ a filtered input, with a further column for each further thing that is driven:
 
 The bias b_ih is the weight of the column g. The momentum v_0 that a state brings differs from row to row of
 the batch, so row i has f_t in column i of a block whose weight is v_0ᵀ.
-Adam and RMSProp square W x + b_ih: their drive lives in gate space. On a GPU it is computed for all steps and
-is the input of torch's layer, whose input weight is then the identity.
+Adam and RMSProp square W x + b_ih: their drive lives in gate space.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,16 +48,14 @@ def supports(net: Network, sizes: Sequence[int]) -> str:
 
 def about(net: Network, sizes: Sequence[int]) -> str:
     w, m = net.weights[0], net.momentum
-    torchs = _fused(net.cell, w, sizes) or (m is None and _function(net.cell))
-    function = f"torch.{getattr(_function(net.cell), '__name__', '')}"
-    if m is None or m.linear:
-        name = function if torchs else "a recurrence with a backward written by hand"
-        return name if m is None else f"{name}, on the filtered input"
-    if w.ih.is_cuda and torchs:
-        return f"{function}, on the drive of all steps"
-    if w.hr is not None:
-        return "the drive of all steps, then a loop"
-    return "the drive and a recurrence in chunks of time, with a backward written by hand"
+    if m is not None and not m.linear:
+        if w.hr is not None:
+            return "the drive of all steps, then a loop"
+        return "the drive and a recurrence in chunks of time, with a backward written by hand"
+    name = "a recurrence with a backward written by hand"
+    if _fused(net.cell, w, sizes) or (m is None and _function(net.cell)):
+        name = f"torch.{getattr(_function(net.cell), '__name__', '')}"
+    return name if m is None else f"{name}, on the filtered input"
 
 
 def run(
@@ -136,12 +133,8 @@ def _driven(
     drive = narrow(m.readout(first, second), a.dtype)
     if net.factored:
         drive = through_u(net, drive, first, second, w.hh)
-    if x.is_cuda and _fused(net.cell, w, sizes):
-        one = torch.eye(len(w.hh), dtype=w.hh.dtype, device=x.device)
-        y, final = _by_torch(drive, sizes, w._replace(ih=one, b_ih=None), net, hidden)
-    else:
-        recur = reference.recur if w.hr is not None or exporting() else recurrence.recur
-        y, final, _ = recur(drive, sizes, w, Network(net.cell, None, [w]), hidden, None)
+    recur = reference.recur if w.hr is not None or exporting() else recurrence.recur
+    y, final, _ = recur(drive, sizes, w, Network(net.cell, None, [w]), hidden, None)
     return y, final, moments and _at_end(v, n, moments.k, sizes)
 
 
