@@ -37,6 +37,18 @@ class Careless(mr.Cell):
         return {"one": (h,), "three": (h, h, h), "tensor": h}[self.returns]
 
 
+@dataclass(frozen=True)
+class Square(mr.Cell):
+    """A user's cell of one gate row a unit that also projects."""
+
+    gates = 1
+    states = 1
+    projects = True
+
+    def step(self, v, r, b, state):
+        return ((v + r).tanh(),)
+
+
 def x(*shape, **kwargs):
     return torch.zeros(*(shape or (4, 2, 3)), **kwargs)
 
@@ -115,6 +127,10 @@ for keyword, value, error, want in [
     ("momentum", 0.9, TypeError, "None or a Momentum such as HeavyBall(mu=0.6)"),
     ("momentum", mr.HeavyBall, TypeError, "None or a Momentum such as HeavyBall(mu=0.6)"),
     ("momentum", "nesterov", TypeError, "None or a Momentum such as HeavyBall(mu=0.6)"),
+    ("init", "xavier", ValueError, "'torch', 'paper', 'dtriv', or an Init such as init.Paper()"),
+    ("init", None, TypeError, "'torch', 'paper', 'dtriv', or an Init"),
+    ("init", mr.init.Paper, TypeError, "'torch', 'paper', 'dtriv', or an Init"),
+    ("init", ["paper"], TypeError, "'torch', 'paper', 'dtriv', or an Init"),
 ]:
     bad(
         f"LSTM-{keyword}={value!r}",
@@ -124,6 +140,22 @@ for keyword, value, error, want in [
             **{"input_size": 3, "hidden_size": 5, "num_layers": 2, keyword: value}
         ),
     )
+for value, error in (("yes", ValueError), ("derived", ValueError), (None, TypeError), (1, TypeError)):
+    for make in (mr.RNN, mr.RNNCell):
+        bad(
+            f"{make.__name__}-factored={value!r}",
+            error,
+            ("factored should be", f"got {value!r}", "True, False, 'printed'"),
+            lambda make=make, value=value: make(3, 5, factored=value),
+        )
+for value in (True, "printed"):
+    for cell in (cells.LSTM(), cells.GRU(), cells.ExtrapolatedLSTM()):
+        bad(
+            f"{cell!r}-factored={value!r}",
+            ValueError,
+            ("factored should be False", f"got {value!r}", "U is not square", repr(cell)),
+            lambda cell=cell, value=value: mr.Recurrent(cell, 3, 5, factored=value),
+        )
 NONLINEARITIES = "'tanh', 'relu', 'sigmoid', 'modrelu'"
 for value in ("softplus", None, True, ["tanh"]):
     bad(
@@ -142,6 +174,18 @@ for name, error, parts, call in [
     ("Cell-hidden_size=0", ValueError, ("hidden_size", "got 0", "at least 1"), lambda: mr.GRUCell(3, 0)),
     ("Cell-bias=ih", ValueError, ("bias", "'ih'", "True, False, 'hh'"), lambda: mr.GRUCell(3, 5, "ih")),
     ("Cell-momentum=0.9", TypeError, ("momentum", "0.9", "Momentum"), lambda: mr.GRUCell(3, 5, momentum=0.9)),
+    ("LSTM-has-no-factored", TypeError, ("unexpected keyword", "'factored'"),
+        lambda: mr.LSTM(3, 5, factored=True)),
+    ("factored-proj_size", ValueError, ("factored", "got True", "U is not square"),
+        lambda: mr.Recurrent(Square(), 3, 5, proj_size=2, factored=True)),
+    ("Cell-factored", ValueError, ("factored", "got True", "U is not square", "LSTM()"),
+        lambda: mr.modules.RecurrentCell(cells.LSTM(), 3, 5, factored=True)),
+    ("Cell-init", ValueError, ("init", "'ones'", "'torch', 'paper', 'dtriv'"),
+        lambda: mr.GRUCell(3, 5, init="ones")),
+    ("dtriv-of-an-LSTM", ValueError, ("init=Dtriv(angles='cayley')", "square weight_hh", "(20, 5)", "LSTM()"),
+        lambda: lstm(init="dtriv")),
+    ("dtriv-of-a-GRUCell", ValueError, ("init=Dtriv(", "square weight_hh", "(15, 5)", "GRU()"),
+        lambda: mr.GRUCell(3, 5, init=mr.init.Dtriv("henaff"))),
     ("Cell-nonlinearity", ValueError, ("nonlinearity", "'swish'", NONLINEARITIES),
         lambda: mr.RNNCell(3, 5, nonlinearity="swish")),
 ]:  # fmt: skip
@@ -163,6 +207,26 @@ for kind, keyword, error, want, values in [
     (mr.Adam, "eps", ValueError, "at least 1e-18", (0, -1, 1e-30)),
     (mr.RMSProp, "eps", TypeError, "at least 1e-18", ("1e-8",)),
     (mr.Adam, "eps_in_sqrt", TypeError, "True or False", ("yes", 1, None)),
+]:
+    for value in values:
+        bad(
+            f"{kind.__name__}-{keyword}={value!r}",
+            error,
+            (kind.__name__, f"{keyword} should be", f"got {value!r}", want),
+            lambda kind=kind, keyword=keyword, value=value: kind(**{keyword: value}),
+        )
+
+# Arguments of cells and initialisations.
+UP_TO_256 = "an integer from 1 to 256"
+for kind, keyword, error, want, values in [
+    (cells.ExtrapolatedLSTM, "every", ValueError, UP_TO_256, (0, -1, 257)),
+    (cells.ExtrapolatedLSTM, "every", TypeError, UP_TO_256, (2.0, True, "2", None)),
+    (cells.ExtrapolatedLSTM, "step_size", ValueError, POSITIVE, (0, -1.0, NAN, INF)),
+    (cells.ExtrapolatedLSTM, "step_size", TypeError, POSITIVE, ("1", None, True)),
+    (mr.init.Paper, "forget_bias", TypeError, "a number", ("1", None, True)),
+    (mr.init.Paper, "forget_bias", ValueError, "finite", (NAN, INF)),
+    (mr.init.Paper, "identity", ValueError, "'first' or 'every'", ("all", None, True, ["first"])),
+    (mr.init.Dtriv, "angles", ValueError, "'cayley' or 'henaff'", ("exp", None, ["cayley"])),
 ]:
     for value in values:
         bad(
@@ -301,6 +365,12 @@ for name, error, parts, call in [
 
     ("native-can't", RuntimeError, ("backend='native'", "Careless", "no fused layer"),
         lambda: mr.Recurrent(Careless("one"), 3, 5, backend="native")(x())),
+    ("native-extrapolates", RuntimeError, ("backend='native'", "ExtrapolatedLSTM(", "no fused layer"),
+        lambda: mr.Recurrent(cells.ExtrapolatedLSTM(), 3, 5, backend="native")(x())),
+    ("hx-two-for-an-ExtrapolatedLSTM", ValueError, ("hx", "got 2", "4 hidden tensors"),
+        lambda: mr.Recurrent(cells.ExtrapolatedLSTM(), 3, 5)(x(), (x(1, 2, 5), x(1, 2, 5)))),
+    ("hx-widths-of-an-ExtrapolatedLSTM", RuntimeError, ("hx[2]", "(1, 2, 5)", "(1, 2, 20)"),
+        lambda: mr.Recurrent(cells.ExtrapolatedLSTM(), 3, 5)(x(), (x(1, 2, 5),) * 4)),
     ("s-and-step", TypeError, ("MomentumLSTM", "s ", "step", "both", "one of them"),
         lambda: mr.MomentumLSTM(3, 5, s=1.0, step=1.0)),
     ("name-and-momentum", TypeError, ("NAGLSTM", "momentum", "use LSTM"),

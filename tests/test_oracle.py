@@ -16,7 +16,7 @@ def test_packed_stack(momentum, cell, backend, bidirectional):
     net = layer(cell, momentum, 3, 5, 2, bidirectional=bidirectional, backend=backend)
     x, lengths = leaf(7, 4, 3), [4, 7, 1, 5]
     count = 4 if bidirectional else 2
-    hidden = tuple(leaf(count, 4, 5) for _ in range(net.cell.states))
+    hidden = tuple(leaf(count, 4, width) for width in net.cell.widths(5))
     inputs = [x, *hidden, *net.parameters()]
 
     packed = pack_padded_sequence(x, torch.tensor(lengths), enforce_sorted=False)

@@ -45,7 +45,7 @@ def shapes(draw, cell, momentum=None, **fixed):
     if momentum == "Adam-printed":
         # Without a bias, a layer above relu has W x + b_ih = 0, where the printed form has no gradient.
         options["bias"] = True
-    if cell == "lstm" and options["hidden_size"] > 1 and draw(st.booleans()):
+    if cell in ("lstm", "extrapolated") and options["hidden_size"] > 1 and draw(st.booleans()):
         options["proj_size"] = draw(sizes(options["hidden_size"] - 1))
     return options
 
@@ -53,7 +53,8 @@ def shapes(draw, cell, momentum=None, **fixed):
 def hidden_states(net, rows, dtype=torch.float64):
     """(h,) or (h, c), random."""
     count = net.num_layers * (2 if net.bidirectional else 1)
-    widths = [net.proj_size or net.hidden_size, net.hidden_size][: net.cell.states]
+    _, *widths = net.cell.widths(net.hidden_size)
+    widths = net.proj_size or net.hidden_size, *widths
     return tuple(leaf(count, rows, width, dtype=dtype) for width in widths)
 
 

@@ -490,9 +490,12 @@ class _Layer(torch.autograd.Function):
         carried, carried_moments = (
             [g.clone() for g in gs] for gs in (grads[1 : 1 + states], grads[1 + states :])
         )
-        d_x, d_w, d_b, d_u, d_b_hh = (
-            torch.zeros_like(p) if need else None for p, need in zip((x, w, b, u, b_hh), needs, strict=False)
-        )
+        d_x = torch.empty_like(x) if needs[0] else None
+        # Sums over all of time, which 16 bits would stop counting.
+        d_w, d_b, d_u, d_b_hh = sums = [
+            torch.zeros_like(p, dtype=wide(x.dtype)) if need else None
+            for p, need in zip((w, b, u, b_hh), needs[1:5], strict=True)
+        ]
         scratch = Scratch(most, x)
         precise = Scratch(most, carried_moments[0]) if squares else scratch
         for chunk in reversed(every):
@@ -500,21 +503,30 @@ class _Layer(torch.autograd.Function):
             piece = Piece(chunk, u, b_hh, tracks, [s[rows] for s in saved], scratch)
             drive, products, biases = spec.steps.backward(piece, grads[0][rows], carried)
             if d_u is not None:
-                d_u.addmm_(products.t(), tracks[0].all_before(chunk))
+                _add_product(d_u, products, tracks[0].all_before(chunk))
             if d_b_hh is not None:
-                d_b_hh.add_(biases.sum(0))
+                d_b_hh += biases.sum(0, dtype=d_b_hh.dtype)
             if squares:
                 before = [starts.pop() for _ in range(2)][::-1]
                 a = _project(x[rows], w, b, scratch("a", *drive.shape)).to(before[0].dtype)
                 drive = _moments_backward(spec, chunk, a, before, drive, carried_moments, precise).to(x.dtype)
             if d_w is not None:
-                d_w.addmm_(drive.t(), x[rows])
+                _add_product(d_w, drive, x[rows])
             if d_b is not None:
-                d_b.add_(drive.sum(0))
+                d_b += drive.sum(0, dtype=d_b.dtype)
             if d_x is not None:
                 d_x[rows] = drive if w is None else torch.mm(drive, w)
         d_moments = (None, None) if v_0 is None else carried_moments
-        return None, None, d_x, d_w, d_b, d_u, d_b_hh, *d_moments, None, *carried
+        d_weights = (None if d is None else d.to(x.dtype) for d in sums)
+        return None, None, d_x, *d_weights, *d_moments, None, *carried
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += aᵀ b."""
+    if total.dtype == a.dtype:
+        total.addmm_(a.t(), b)
+    else:
+        total += a.t() @ b
 
 
 def batched(grads: Sequence[Tensor]) -> bool:
