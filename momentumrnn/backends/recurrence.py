@@ -61,6 +61,11 @@ def backwards(chunk: Chunk, *rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
     return zip(*(reversed(split(r, chunk)) for r in rows), strict=True)
 
 
+def first(x: Tensor, rows: int) -> Tensor:
+    """At most so many rows."""
+    return x if x.size(0) <= rows else x[:rows]
+
+
 class Track(NamedTuple):
     """One tensor of the state through time: before the first step (B, H), and after each (N, H)."""
 
@@ -180,7 +185,7 @@ class LSTMSteps(Steps):
         flat = gates.flatten(1)
         parts = (grad, to_c, f, to[:, :3], gates[:, :3], to[:, 3], gates[:, 3], flat)
         for dy, by_c, keep, by_ifg, ifg, by_o, d_o, every in backwards(chunk, *parts):
-            dh, dc = (d[: len(dy)] for d in carried)
+            dh, dc = (first(d, dy.size(0)) for d in carried)
             dh.add_(dy)
             dc.addcmul_(dh, by_c)
             torch.mul(dc.unsqueeze(1), by_ifg, out=ifg)
@@ -219,7 +224,7 @@ class GRUSteps(Steps):
         gates, kept = scratch("gates", rows, 3, size), scratch("dh", rows, size)
         flat = gates.flatten(1)
         for dy, keep, by, gate, every, dh in backwards(chunk, grad, z, to, gates, flat, kept):
-            run = carried[0][: len(dy)]
+            run = first(carried[0], dy.size(0))
             torch.add(run, dy, out=dh)
             torch.mul(dh.unsqueeze(1), by, out=gate)
             torch.mul(dh, keep, out=run).addmm_(every, u)
@@ -259,7 +264,7 @@ class ElmanSteps(Steps):
             case _:  # relu and modrelu pass a gradient on where they are not 0
                 to.copy_(h != 0)
         for dy, by, gate in backwards(chunk, grad, to, inputs):
-            dh = carried[0][: len(dy)]
+            dh = first(carried[0], dy.size(0))
             torch.mul(dh.add_(dy), by, out=gate)
             torch.mm(gate, u, out=dh)
         return inputs, inputs, inputs * h.sign() if self.nonlinearity == "modrelu" else inputs
@@ -302,29 +307,29 @@ def _factors(spec: Spec, chunk: Chunk) -> tuple[list[Tensor], list[Tensor]]:
 def _scan(chunk: Chunk, x: Tensor, before: Tensor, factors: Sequence[Tensor]) -> None:
     """`x_t += factor_t x_{t-1}` over a chunk, in place; before: what comes before its first step."""
     for now, factor in zip(split(x, chunk), factors, strict=True):
-        before = now.addcmul_(factor[: len(now)], before[: len(now)])
+        before = now.addcmul_(first(factor, now.size(0)), first(before, now.size(0)))
 
 
 def _adjoint(chunk: Chunk, grad: Tensor, carried: Tensor, factors: Sequence[Tensor]) -> None:
     """`grad_t += factor_{t+1} grad_{t+1}` over a chunk, in place; carried, (B, G): see `Steps.backward`."""
     later = grad[:0]
     for now, factor in zip(reversed(split(grad, chunk)), [*factors[1:], factors[0]][::-1], strict=True):
-        going = len(later)
-        if going < len(now):
-            now[going:].add_(carried[going : len(now)])
+        going, rows = later.size(0), now.size(0)
+        if going < rows:
+            now[going:].add_(carried[going:rows])
         if going > 0:
-            now[:going].addcmul_(factor[:going], later)
+            first(now, going).addcmul_(first(factor, going), later)
         later = now
-    torch.mul(later, factors[0][: len(later)], out=carried[: len(later)])
+    torch.mul(later, first(factors[0], rows), out=carried[:rows])
 
 
 def _moments(
-    spec: Spec, chunk: Chunk, a: Tensor, before: Sequence[Tensor], scratch: Scratch
+    spec: Spec, chunk: Chunk, a: Tensor, before: Sequence[Tensor], v: Tensor, scratch: Scratch
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """v, n and 1 / denominator after each step of a chunk; before: v and n before it."""
+    """v, n and 1 / denominator after each step of a chunk; before: v and n before it; v may be a itself."""
     m = _with_beta(spec)
-    v = torch.mul(a, m.step, out=scratch("v", *a.shape))
     n = torch.mul(a, a, out=scratch("n", *a.shape)).mul_(1 - m.beta)
+    torch.mul(a, m.step, out=v)
     for part in zip((v, n), before, _factors(spec, chunk), strict=True):
         _scan(chunk, *part)
     r = scratch("r", *a.shape)
@@ -346,7 +351,7 @@ def _moments_backward(
 ) -> Tensor:
     """From the gradient of a chunk's drive that of a; carried: those of v and n, as for the state."""
     m = _with_beta(spec)
-    v, n, r = _moments(spec, chunk, a, before, scratch)
+    v, n, r = _moments(spec, chunk, a, before, scratch("v", *a.shape), scratch)
     drive, to_v = v.mul_(r), torch.mul(grad, r, out=scratch("to_v", *a.shape))
     if grad.dtype != a.dtype:  # where the drive was held at the largest number, nothing moves it
         to_v.mul_(drive.abs() <= torch.finfo(grad.dtype).max)
@@ -448,7 +453,7 @@ class _Layer(torch.autograd.Function):
         tracks = [Track(h, _room(h, len(x), h.shape[1])) for h in hidden]
         saved = [_room(x, len(x) if training else most, width * size) for width in spec.steps.saved]
         # Not what is kept for the backward, since the user may write into it.
-        y = x.new_empty(len(x), size)
+        y = _room(x, len(x), size)
         scratch, u_t = Scratch(most, x), u.t().contiguous()
         moments: list[Tensor] = []
         starts: list[Tensor] = []
@@ -462,10 +467,14 @@ class _Layer(torch.autograd.Function):
             if squares:
                 if training:
                     starts += [m[: chunk[0].rows].clone() for m in moments]
-                v, n, r = _moments(spec, chunk, drive.to(zeros.dtype), moments, precise)
+                    starts += [drive.clone()] if _costly(w) else []
+                a = drive.to(zeros.dtype)
+                v, n, r = _moments(spec, chunk, a, moments, a, precise)
                 for after, running in zip((v, n), moments, strict=True):
                     _carry(chunk, after, running)
-                drive.copy_(narrow(v.mul_(r), x.dtype))
+                held = narrow(v.mul_(r), x.dtype)
+                if held is not drive:
+                    drive.copy_(held)
             local = [s[rows] if training else s[: len(drive)] for s in saved]
             spec.steps.forward(Piece(chunk, u_t, b_hh, tracks, local, scratch), drive)
             y[rows] = tracks[0].here(chunk)
@@ -507,8 +516,9 @@ class _Layer(torch.autograd.Function):
             if d_b_hh is not None:
                 d_b_hh += biases.sum(0, dtype=d_b_hh.dtype)
             if squares:
+                a = starts.pop() if _costly(w) else _project(x[rows], w, b, scratch("a", *drive.shape))
                 before = [starts.pop() for _ in range(2)][::-1]
-                a = _project(x[rows], w, b, scratch("a", *drive.shape)).to(before[0].dtype)
+                a = a.to(before[0].dtype)
                 drive = _moments_backward(spec, chunk, a, before, drive, carried_moments, precise).to(x.dtype)
             if d_w is not None:
                 _add_product(d_w, drive, x[rows])
@@ -560,8 +570,14 @@ def _room(like: Tensor, rows: int, width: int) -> Tensor:
     size = rows * width * like.element_size()
     if like.device.type == "cpu" and size >= 1 << 22 and not torch.are_deterministic_algorithms_enabled():
         with suppress(MemoryError):  # torch has its own error for that
-            return torch.from_numpy(np.empty(size, np.uint8)).view(like.dtype).view(rows, width)
+            storage = torch.from_numpy(np.empty(size, np.uint8)).untyped_storage()
+            return like.new_empty(0).set_(storage, 0, (rows, width), (width, 1))  # not a view
     return like.new_empty(rows, width)
+
+
+def _costly(w: Tensor | None) -> bool:
+    """Whether W x is better kept for the backward than computed again."""
+    return w is not None and w.shape[1] >= 64
 
 
 def _project(x: Tensor, w: Tensor | None, b: Tensor | None, out: Tensor) -> Tensor:
