@@ -73,12 +73,12 @@ LAYERS: dict[str, tuple[Callable[..., Recurrent], Callable[..., nn.Module]]] = {
 MOMENTA = {m.__name__: m for m in (HeavyBall, Nesterov, ScheduledRestart, Adam, RMSProp)}
 
 # Largest allowed difference to float64, relative to the largest entry, of outputs and of gradients; beside it
-# the largest seen on the shapes above, on a CPU. Gradients leap where W x + b_ih (Adam, RMSProp) or
+# the largest seen on the shapes above. Gradients leap where W x + b_ih (Adam, RMSProp) or
 # |y| + b_hh (modrelu) crosses 0, and rounding decides on which side. Nesterov's drive outgrows 16 bits.
 TOLERANCE = {
     "float64": (1e-9, 1e-9),  # 7e-14, 4e-14
     "float32": (2e-4, 2e-4),  # 3e-5, 2e-5; torch's own layers the same
-    "float32, Adam": (2e-3, 2e-2),  # 5e-5, 4e-3
+    "float32, Adam": (1e-2, 2e-1),  # 2e-3, 5e-2; the loop the same
     "float32, modrelu": (2e-3, 2e-1),  # 2e-5, 6e-2; the loop the same
     "TF32": (2e-2, 2e-2),
     "bfloat16": (1e-1, 1e-1),  # 7e-2, 6e-2; with Nesterov 5e-1

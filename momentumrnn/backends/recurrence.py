@@ -132,10 +132,12 @@ Gradients = tuple[Tensor, Tensor, Tensor]
 class Steps(ABC):
     """The steps of a cell, without autograd. Knows neither x nor momentum.
 
-    saved: widths, in hidden units, of the tensors that are kept for the backward besides the state.
+    saved: widths, in hidden units, of the tensors that are kept for the backward besides the state; writable:
+    whether the user may write into the outputs before it, as torch's layer of this cell lets them.
     """
 
     saved: ClassVar[tuple[int, ...]]
+    writable: ClassVar[bool] = True
 
     @abstractmethod
     def forward(self, piece: Piece, drive: Tensor) -> None:
@@ -155,19 +157,23 @@ class Steps(ABC):
 
 class LSTMSteps(Steps):
     saved = (3, 1, 1)  # i f o, g, tanh(c)
+    writable = False
 
     def forward(self, piece: Piece, drive: Tensor) -> None:
         chunk, u, b, (h, c), saved, _ = piece
-        size = len(u)
         if b is not None:
             drive.add_(b)
-        now = [split(t, chunk) for t in (drive, *saved, h.here(chunk), c.here(chunk))]
-        for span, gates, ifo, g, tanh, new_h, new_c in zip(chunk, *now, strict=True):
+        (ifo, g, tanh), size = saved, len(u)
+        i, f, o = ifo.chunk(3, 1)
+        inputs = (drive, drive[:, : 2 * size], drive[:, 2 * size : 3 * size], drive[:, 3 * size :])
+        parts = (*inputs, ifo[:, : 2 * size], i, f, o, g, tanh, h.here(chunk), c.here(chunk))
+        for span, gates, in_if, in_g, in_o, i_f, i, f, o, g, tanh, new_h, new_c in zip(
+            chunk, *(split(part, chunk) for part in parts), strict=True
+        ):
             gates.addmm_(h.before(span), u)
-            torch.sigmoid(gates[:, : 2 * size], out=ifo[:, : 2 * size])
-            torch.sigmoid(gates[:, 3 * size :], out=ifo[:, 2 * size :])
-            g.copy_(gates[:, 2 * size : 3 * size]).tanh_()
-            i, f, o = ifo.chunk(3, 1)
+            torch.sigmoid(in_if, out=i_f)
+            torch.sigmoid(in_o, out=o)
+            g.copy_(in_g).tanh_()
             torch.mul(f, c.before(span), out=new_c).addcmul_(i, g)
             torch.mul(o, torch.tanh(new_c, out=tanh), out=new_h)
 
@@ -452,8 +458,7 @@ class _Layer(torch.autograd.Function):
         most, (gates, size), squares = every[0][-1].end, u.shape, spec.net.momentum is not None
         tracks = [Track(h, _room(h, len(x), h.shape[1])) for h in hidden]
         saved = [_room(x, len(x) if training else most, width * size) for width in spec.steps.saved]
-        # Not what is kept for the backward, since the user may write into it.
-        y = _room(x, len(x), size)
+        y = _room(x, len(x), size) if training and spec.steps.writable else tracks[0].after
         scratch, u_t = Scratch(most, x), u.t().contiguous()
         moments: list[Tensor] = []
         starts: list[Tensor] = []
@@ -461,13 +466,17 @@ class _Layer(torch.autograd.Function):
             zeros = u.new_zeros(spec.sizes[0], gates, dtype=wide(x.dtype))
             moments = [zeros.clone() if m is None else m.clone() for m in (v_0, n_0)]
             precise = Scratch(most, zeros)
+        # W x of many features is better kept for the backward than computed again.
+        keep = squares and training and x.shape[1] >= 64
+        projected = _room(x, len(x), gates) if keep else None
         for chunk in every:
             rows = slice(chunk[0].begin, chunk[-1].end)
             drive = _project(x[rows], w, b, scratch("drive", rows.stop - rows.start, gates))
             if squares:
                 if training:
                     starts += [m[: chunk[0].rows].clone() for m in moments]
-                    starts += [drive.clone()] if _costly(w) else []
+                if projected is not None:
+                    projected[rows] = drive
                 a = drive.to(zeros.dtype)
                 v, n, r = _moments(spec, chunk, a, moments, a, precise)
                 for after, running in zip((v, n), moments, strict=True):
@@ -477,10 +486,11 @@ class _Layer(torch.autograd.Function):
                     drive.copy_(held)
             local = [s[rows] if training else s[: len(drive)] for s in saved]
             spec.steps.forward(Piece(chunk, u_t, b_hh, tracks, local, scratch), drive)
-            y[rows] = tracks[0].here(chunk)
+            if y is not tracks[0].after:
+                y[rows] = tracks[0].here(chunk)
         afters = [track.after for track in tracks]
         ctx.spec = spec
-        ctx.save_for_backward(x, w, b, u, b_hh, v_0, n_0, k, *hidden, *afters, *saved, *starts)
+        ctx.save_for_backward(x, w, b, u, b_hh, v_0, n_0, k, *hidden, *afters, *saved, projected, *starts)
         return y, *(ends(after, spec.sizes) for after in afters), *moments
 
     @staticmethod
@@ -493,7 +503,7 @@ class _Layer(torch.autograd.Function):
             return None, None, *gradients(partial(_again, spec), inputs, needs, grads)
         x, w, b, u, b_hh, v_0, _, _, *hidden = inputs
         tracks = [Track(h, kept.pop(0)) for h in hidden]
-        saved, starts = [kept.pop(0) for _ in spec.steps.saved], kept
+        saved, projected, starts = [kept.pop(0) for _ in spec.steps.saved], kept.pop(0), kept
         every = chunks(spec.sizes, len(u), x.device)
         most, squares = every[0][-1].end, spec.net.momentum is not None
         carried, carried_moments = (
@@ -516,10 +526,15 @@ class _Layer(torch.autograd.Function):
             if d_b_hh is not None:
                 d_b_hh += biases.sum(0, dtype=d_b_hh.dtype)
             if squares:
-                a = starts.pop() if _costly(w) else _project(x[rows], w, b, scratch("a", *drive.shape))
                 before = [starts.pop() for _ in range(2)][::-1]
-                a = a.to(before[0].dtype)
-                drive = _moments_backward(spec, chunk, a, before, drive, carried_moments, precise).to(x.dtype)
+                now = (
+                    _project(x[rows], w, b, scratch("a", *drive.shape))
+                    if projected is None
+                    else projected[rows]
+                )
+                now = now.to(before[0].dtype)
+                drive = _moments_backward(spec, chunk, now, before, drive, carried_moments, precise)
+                drive = drive.to(x.dtype)
             if d_w is not None:
                 _add_product(d_w, drive, x[rows])
             if d_b is not None:
@@ -573,11 +588,6 @@ def _room(like: Tensor, rows: int, width: int) -> Tensor:
             storage = torch.from_numpy(np.empty(size, np.uint8)).untyped_storage()
             return like.new_empty(0).set_(storage, 0, (rows, width), (width, 1))  # not a view
     return like.new_empty(rows, width)
-
-
-def _costly(w: Tensor | None) -> bool:
-    """Whether W x is better kept for the backward than computed again."""
-    return w is not None and w.shape[1] >= 64
 
 
 def _project(x: Tensor, w: Tensor | None, b: Tensor | None, out: Tensor) -> Tensor:
