@@ -175,7 +175,7 @@ def test_chunks(rows, steps):
 
 @pytest.fixture
 def undetermined():
-    """Deterministic algorithms off: large memory then comes from numpy, and is not filled with nan."""
+    """Deterministic algorithms off: memory then is not filled with nan."""
     torch.use_deterministic_algorithms(False)
     yield
     torch.use_deterministic_algorithms(True)

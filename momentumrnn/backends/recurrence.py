@@ -7,11 +7,10 @@ operations in place. The backward recomputes the moments of a chunk from those a
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -54,6 +53,11 @@ def chunks(sizes: Sequence[int], width: int, device: torch.device) -> list[Chunk
 def split(rows: Tensor, chunk: Chunk) -> tuple[Tensor, ...]:
     """The rows of a chunk, step by step."""
     return torch.split_with_sizes(rows, [span.rows for span in chunk])
+
+
+def forwards(chunk: Chunk, *rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The rows of a chunk, step by step."""
+    return zip(*(split(r, chunk) for r in rows), strict=True)
 
 
 def backwards(chunk: Chunk, *rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -167,15 +171,16 @@ class LSTMSteps(Steps):
         i, f, o = ifo.chunk(3, 1)
         inputs = (drive, drive[:, : 2 * size], drive[:, 2 * size : 3 * size], drive[:, 3 * size :])
         parts = (*inputs, ifo[:, : 2 * size], i, f, o, g, tanh, h.here(chunk), c.here(chunk))
-        for span, gates, in_if, in_g, in_o, i_f, i, f, o, g, tanh, new_h, new_c in zip(
-            chunk, *(split(part, chunk) for part in parts), strict=True
-        ):
-            gates.addmm_(h.before(span), u)
+        old_h, old_c = h.before(chunk[0]), c.before(chunk[0])
+        for gates, in_if, in_g, in_o, i_f, i, f, o, g, tanh, new_h, new_c in forwards(chunk, *parts):
+            rows = gates.size(0)
+            gates.addmm_(first(old_h, rows), u)
             torch.sigmoid(in_if, out=i_f)
             torch.sigmoid(in_o, out=o)
             g.copy_(in_g).tanh_()
-            torch.mul(f, c.before(span), out=new_c).addcmul_(i, g)
+            torch.mul(f, first(old_c, rows), out=new_c).addcmul_(i, g)
             torch.mul(o, torch.tanh(new_c, out=tanh), out=new_h)
+            old_h, old_c = new_h, new_c
 
     def backward(self, piece: Piece, grad: Tensor, carried: Sequence[Tensor]) -> Gradients:
         chunk, u, _, (_, c), (ifo, g, tanh), scratch = piece
@@ -207,14 +212,15 @@ class GRUSteps(Steps):
     def forward(self, piece: Piece, drive: Tensor) -> None:
         chunk, u, b, (h,), saved, _ = piece
         size = len(u)
-        now = [split(t, chunk) for t in (drive, *saved, h.here(chunk))]
-        for span, v, products, n, new in zip(chunk, *now, strict=True):
-            old = h.before(span)
+        (products, n), old = saved, h.before(chunk[0])
+        inputs = (drive[:, : 2 * size], drive[:, 2 * size :])
+        parts = (*inputs, products, products[:, : 2 * size], *products.chunk(3, 1), n, h.here(chunk))
+        for in_rz, in_n, products, rz, r, z, u_n, n, new in forwards(chunk, *parts):
+            old = first(old, new.size(0))
             torch.mm(old, u, out=products) if b is None else torch.addmm(b, old, u, out=products)
-            r, z, u_n = products.chunk(3, 1)
-            products[:, : 2 * size].add_(v[:, : 2 * size]).sigmoid_()
-            torch.addcmul(v[:, 2 * size :], r, u_n, out=n).tanh_()
-            torch.lerp(n, old, z, out=new)
+            rz.add_(in_rz).sigmoid_()
+            torch.addcmul(in_n, r, u_n, out=n).tanh_()
+            old = torch.lerp(n, old, z, out=new)
 
     def backward(self, piece: Piece, grad: Tensor, carried: Sequence[Tensor]) -> Gradients:
         chunk, u, _, (h,), (products, n), scratch = piece
@@ -250,8 +256,9 @@ class ElmanSteps(Steps):
         modrelu = self.nonlinearity == "modrelu"
         if b is not None and not modrelu:
             drive.add_(b)
-        for span, v, new in zip(chunk, split(drive, chunk), split(h.here(chunk), chunk), strict=True):
-            torch.addmm(v, h.before(span), u, out=new)
+        new = h.before(chunk[0])
+        for v, now in forwards(chunk, drive, h.here(chunk)):
+            new = torch.addmm(v, first(new, v.size(0)), u, out=now)
             if modrelu:
                 size = torch.abs(new, out=v)
                 new.sign_().mul_((size if b is None else size.add_(b)).relu_())
@@ -580,14 +587,12 @@ def gradients(
 
 
 def _room(like: Tensor, rows: int, width: int) -> Tensor:
-    """An empty tensor. Large ones come from numpy, which asks the system for huge pages: the first touch of
-    hundreds of megabytes in small ones would cost a tenth of the time."""
-    size = rows * width * like.element_size()
-    if like.device.type == "cpu" and size >= 1 << 22 and not torch.are_deterministic_algorithms_enabled():
-        with suppress(MemoryError):  # torch has its own error for that
-            storage = torch.from_numpy(np.empty(size, np.uint8)).untyped_storage()
-            return like.new_empty(0).set_(storage, 0, (rows, width), (width, 1))  # not a view
-    return like.new_empty(rows, width)
+    """An empty tensor. On a CPU all threads fill it, since the first to touch fresh memory waits for it."""
+    room = like.new_empty(rows, width)
+    # Else empty memory is nan, by which tests find what nobody wrote.
+    if like.device.type == "cpu" and not torch.are_deterministic_algorithms_enabled():
+        room.zero_()
+    return room
 
 
 def _project(x: Tensor, w: Tensor | None, b: Tensor | None, out: Tensor) -> Tensor:
