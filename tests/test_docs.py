@@ -2,6 +2,8 @@
 
 import doctest
 import importlib
+import itertools
+import json
 import pkgutil
 import re
 import subprocess
@@ -40,6 +42,25 @@ def test_the_readme_names_what_exists():
 @pytest.mark.parametrize("path", re.findall(r"\]\(([\w./]+)\)", (ROOT / "README.md").read_text()))
 def test_links_lead_somewhere(path):
     assert (ROOT / path).exists()
+
+
+def test_the_speeds_are_those_measured():
+    """Each ratio of the README's table is the median of a file in results/bench."""
+    measured = {}
+    for path in (ROOT / "results/bench").glob("cpu-*.json"):
+        for case in json.loads(path.read_text())["cases"]:
+            key = case["shape"], case["cell"], case["momentum"].split("(")[0]
+            measured.setdefault(key, set()).add(f"{case['ratios']['training']['torch']['median']:.2f}")
+    head, _, *rows = re.search(r"\| ours / torch.nn.*?\n\n", (ROOT / "README.md").read_text(), re.DOTALL)[
+        0
+    ].split("\n")
+    momenta = head.strip("| ").split(" | ")[1:]
+    rows = [row.strip("| ").split(" | ") for row in rows if row]
+    assert len(rows) >= 9
+    for (name, *ratios), momentum in itertools.product(rows, momenta):
+        shape, cell = name.split()
+        shown = ratios[momenta.index(momentum)]
+        assert shown == "-" or shown in measured[shape, cell.lower(), momentum], (name, momentum)
 
 
 def test_the_maths_cites_tests_that_exist():
