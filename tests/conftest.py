@@ -198,6 +198,18 @@ def assert_same(got, want, dtype=torch.float64):
         assert difference(g, w) <= TOLERANCE[dtype], f"tensor {i} of {len(got)}: {difference(g, w)}"
 
 
+def assert_single_steps(one, net, x):
+    """The cell module `one`, with the weights of `net`, step by step from a State is the layer `net`."""
+    one.load_state_dict({name.removesuffix("_l0"): p for name, p in net.state_dict().items()})
+    out, after = net(x, net.initial_state(2))
+    state, outs = one.initial_state(2), []
+    for x_t in x:
+        state = one(x_t, state)
+        outs.append(state.hidden[0])
+    assert_same(torch.stack(outs), out)
+    assert_same(state, (tuple(h[0] for h in after.hidden), after.v[0], after.n[0], after.k))
+
+
 def leaves(tree):
     """The tensors (and Nones) of nested tuples, lists and packed sequences."""
     if isinstance(tree, nn.utils.rnn.PackedSequence):

@@ -258,8 +258,8 @@ def test_nothing_to_measure_is_refused(option, capfd):
     assert f"{option}: expected one of" in capfd.readouterr().err
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_cuda_without_a_gpu_is_refused(capfd):
+def test_cuda_without_a_gpu_is_refused(capfd, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert run("--device", "cuda") == 2
     assert "--device: expected cpu, since torch finds no CUDA GPU, got 'cuda'" in capfd.readouterr().err
 

@@ -193,6 +193,7 @@ for name, error, parts, call in [
 
 # Arguments of the momenta.
 UNIT, POSITIVE, COUNT = "a number in [0, 1]", "a positive number", "an integer of at least 1"
+UP_TO_256 = "an integer from 1 to 256"
 for kind, keyword, error, want, values in [
     (mr.HeavyBall, "mu", ValueError, UNIT, (-0.1, 1.5, NAN, INF)),
     (mr.HeavyBall, "mu", TypeError, UNIT, ("0.9", None, True)),
@@ -207,18 +208,6 @@ for kind, keyword, error, want, values in [
     (mr.Adam, "eps", ValueError, "at least 1e-18", (0, -1, 1e-30)),
     (mr.RMSProp, "eps", TypeError, "at least 1e-18", ("1e-8",)),
     (mr.Adam, "eps_in_sqrt", TypeError, "True or False", ("yes", 1, None)),
-]:
-    for value in values:
-        bad(
-            f"{kind.__name__}-{keyword}={value!r}",
-            error,
-            (kind.__name__, f"{keyword} should be", f"got {value!r}", want),
-            lambda kind=kind, keyword=keyword, value=value: kind(**{keyword: value}),
-        )
-
-# Arguments of cells and initialisations.
-UP_TO_256 = "an integer from 1 to 256"
-for kind, keyword, error, want, values in [
     (cells.ExtrapolatedLSTM, "every", ValueError, UP_TO_256, (0, -1, 257)),
     (cells.ExtrapolatedLSTM, "every", TypeError, UP_TO_256, (2.0, True, "2", None)),
     (cells.ExtrapolatedLSTM, "step_size", ValueError, POSITIVE, (0, -1.0, NAN, INF)),

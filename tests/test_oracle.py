@@ -2,7 +2,19 @@
 
 import pytest
 import torch
-from conftest import CELLS, MOMENTA, as_torch, as_tuple, assert_same, expected, gradients, grid, layer, leaf
+from conftest import (
+    CELLS,
+    MOMENTA,
+    as_torch,
+    as_tuple,
+    assert_same,
+    assert_single_steps,
+    expected,
+    gradients,
+    grid,
+    layer,
+    leaf,
+)
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import momentumrnn as mr
@@ -102,12 +114,4 @@ def test_single_steps(momentum, cell):
     """The cell modules, one step at a time, against the layer."""
     net = layer(cell, momentum, 3, 4)
     one = RecurrentCell(net.cell, 3, 4, dtype=torch.float64, momentum=net.momentum)
-    one.load_state_dict({name.removesuffix("_l0"): p for name, p in net.state_dict().items()})
-    x = leaf(5, 2, 3)
-    out, after = net(x, net.initial_state(2))
-    state, outs = one.initial_state(2), []
-    for x_t in x:
-        state = one(x_t, state)
-        outs.append(state.hidden[0])
-    assert_same(torch.stack(outs), out)
-    assert_same(state, (tuple(h[0] for h in after.hidden), after.v[0], after.n[0], after.k))
+    assert_single_steps(one, net, leaf(5, 2, 3))

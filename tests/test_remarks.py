@@ -6,6 +6,7 @@ from conftest import (
     MOMENTA,
     assert_oracle,
     assert_same,
+    assert_single_steps,
     begun,
     call,
     difference,
@@ -147,16 +148,9 @@ def test_factored_stack(cell, momentum, factored, backend):
 def test_factored_single_steps(momentum, factored):
     net, x = layer("modrelu", momentum, 3, 4, bias="hh", factored=factored), leaf(5, 2, 3)
     one = mr.RNNCell(3, 4, "hh", nonlinearity="modrelu", momentum=net.momentum, factored=factored, dtype=F64)
-    one.load_state_dict({name.removesuffix("_l0"): p for name, p in net.state_dict().items()})
     assert f"factored={factored!r}" in repr(one)
     assert f"factored={factored!r}" in repr(net)
-    out, after = net(x, net.initial_state(2))
-    state, outs = one.initial_state(2), []
-    for x_t in x:
-        state = one(x_t, state)
-        outs.append(state.hidden[0])
-    assert_same(torch.stack(outs), out)
-    assert_same(state, (tuple(h[0] for h in after.hidden), after.v[0], after.n[0], after.k))
+    assert_single_steps(one, net, x)
 
 
 @every_backend
