@@ -1,0 +1,245 @@
+// What stands before and after the two passes: weights in the order of registers, the momentum as a filter, inputs
+// and gradients as operands of matrix products. Replicas are blockIdx.y; an `each_` of 0 marks what they share.
+//
+// Gates are in torch's order, (gate, unit), in all that comes from or goes to the user, and woven, (unit, gate), inside.
+
+constexpr float LOG2E = 1.4426950408889634f;
+
+__device__ inline int here() { return blockIdx.x * blockDim.x + threadIdx.x; }
+// The power of two below a number, and that to bring it to [1, 2); 0 and inf are left alone.
+__device__ inline float power_below(float x) {
+  const u32 e = __float_as_uint(x) & 0x7f800000;
+  return e == 0 || e > 0x7e800000 ? 1.f : __uint_as_float(e);
+}
+__device__ inline float low_part(float x) { return x - bfloat_part(x); }
+
+// The input as further columns of the product with U, in bfloat16. A feature has three: x as (high, low, high) by W
+// as (high, high, low), so that only the product of the low parts is missing. Ones have two: b as (high, low).
+// Of a driven layer b_ih belongs to one more feature, the filtered 1.
+struct Columns {
+  const float *w_ih, *b_ih, *b_hh;  // (4 H, D), (4 H), (4 H); a bias may be null
+  int D, driven;
+
+  __device__ int features() const { return D + (driven && b_ih); }
+  __device__ float weight(int gate_unit, int column, float factor) const {
+    const int ones = 3 * features(), d = column / 3;
+    if (column >= ones + 2) return 0.f;
+    float w = 0.f;
+    if (column >= ones) {
+      if (b_hh) w += b_hh[gate_unit];
+      if (b_ih && !driven) w += b_ih[gate_unit];
+    } else {
+      w = d < D ? w_ih[(size_t)gate_unit * D + d] : b_ih[gate_unit];
+    }
+    w *= factor;
+    return column == ones + 1 || (column < ones && column % 3 == 2) ? low_part(w) : w;
+  }
+};
+__device__ inline float input_column(const float *features, int F, int column) {
+  if (column >= 3 * F) return column < 3 * F + 2 ? 1.f : 0.f;
+  const float x = features[column / 3];
+  return column % 3 == 1 ? low_part(x) : x;
+}
+
+// U and the further columns as A matrices of `lstm_forward`: (R, CTA, warp, slice, 2, lane).
+extern "C" __global__ void pack_forward(const float *w_hh, const float *w_ih, const float *b_ih, const float *b_hh,
+                                        uint4 *packed, int ctas, int extra, int H, int D, int driven,
+                                        int each_hh, int each_ih, int each_b_ih, int each_b_hh) {
+  const int slices = 2 * ctas + extra, count = ctas * 4 * slices * 64, i = here(), r = blockIdx.y;
+  if (i >= count) return;
+  const int lane = i % 32, m = i / 32 % 2, k = i / 64 % slices, warp = i / 64 / slices % 4, rank = i / 64 / slices / 4;
+  const int unit = rank * 32 + warp * 8 + lane / 4;
+  w_hh += (size_t)r * each_hh * 4 * H * H;
+  const Columns columns = {w_ih ? w_ih + (size_t)r * each_ih * 4 * H * D : nullptr,
+                           b_ih ? b_ih + r * each_b_ih * 4 * H : nullptr,
+                           b_hh ? b_hh + r * each_b_hh * 4 * H : nullptr, D, driven};
+  u32 a[4];
+  for (int part = 0; part < 4; part++) {
+    const int gate = 2 * m + part % 2;
+    const float factor = gate == 2 ? -2.f * LOG2E : -LOG2E;
+    float v[2] = {0.f, 0.f};
+    for (int n = 0; n < 2 && unit < H; n++) {
+      const int column = k * 16 + 2 * (lane % 4) + part / 2 * 8 + n, gate_unit = gate * H + unit;
+      if (k >= 2 * ctas)
+        v[n] = columns.weight(gate_unit, column - 32 * ctas, factor);
+      else if (column < H)
+        v[n] = factor * w_hh[(size_t)gate_unit * H + column];
+    }
+    a[part] = k < 2 * ctas ? half2_of(v[0], v[1]) : bfloat2_of(v[0], v[1]);
+  }
+  packed[(size_t)r * count + i] = {a[0], a[1], a[2], a[3]};
+}
+
+// Uᵀ as A matrices of `lstm_backward`: (R, CTA, warp, tile, slice, lane).
+extern "C" __global__ void pack_backward(const float *w_hh, uint4 *packed, int ctas, int H, int each_hh) {
+  const int tiles = (ctas + 1) / 2, count = ctas * 4 * tiles * 256, i = here(), r = blockIdx.y;
+  if (i >= count) return;
+  const int lane = i % 32, k = i / 32 % 8, m = i / 256 % tiles, warp = i / 256 / tiles % 4, rank = i / 256 / tiles / 4;
+  w_hh += (size_t)r * each_hh * 4 * H * H;
+  u32 a[4];
+  for (int part = 0; part < 4; part++) {
+    const int after = 2 * m + part % 2, to = (rank + after + 1) % ctas * 32 + warp * 8 + lane / 4;
+    const int column = k * 16 + 2 * (lane % 4) + part / 2 * 8, gate = column % 4, unit = rank * 32 + column / 4;
+    const bool there = after < ctas && to < H && unit < H;
+    const float *u = w_hh + ((size_t)gate * H + unit) * H + to;
+    a[part] = there ? half2_of(u[0], u[(size_t)H * H]) : 0;
+  }
+  packed[(size_t)r * count + i] = {a[0], a[1], a[2], a[3]};
+}
+
+// The columns of the input as B matrices of `lstm_forward`: (R, T, tile, EXTRA, lane, 2). A thread has a row and step.
+extern "C" __global__ void spread(const float *x, u32 *packed, int T, int B, int F, int extra) {
+  const int tiles = (B + 7) / 8, i = here(), b = i % (8 * tiles), t = i / (8 * tiles), r = blockIdx.y;
+  if (t >= T) return;
+  x += (((size_t)r * T + t) * B + b) * F;
+  packed += (((size_t)r * T + t) * tiles + b / 8) * extra * 64 + b % 8 * 8;
+  for (int k = 0; k < extra; k++)
+    for (int part = 0; part < 8; part++) {
+      const int column = k * 16 + part / 2 * 2 + part % 2 * 8;
+      packed[k * 64 + part] =
+          b < B ? bfloat2_of(input_column(x, F, column), input_column(x, F, column + 1)) : 0;
+    }
+}
+
+// The same for a wide input, as factors of a product of its own: (R, T B, columns) by (R, 4 H woven, columns).
+extern "C" __global__ void split_input(const float *x, u32 *packed, int rows, int F, int columns) {
+  const int i = here(), pairs = columns / 2, r = blockIdx.y;
+  if (i >= rows * pairs) return;
+  x += ((size_t)r * rows + i / pairs) * F;
+  const int column = i % pairs * 2;
+  packed[(size_t)r * rows * pairs + i] = bfloat2_of(input_column(x, F, column), input_column(x, F, column + 1));
+}
+extern "C" __global__ void split_weights(const float *w_ih, const float *b_ih, const float *b_hh, u32 *packed, int H,
+                                         int D, int driven, int columns, int each_ih, int each_b_ih, int each_b_hh) {
+  const int i = here(), pairs = columns / 2, r = blockIdx.y;
+  if (i >= 4 * H * pairs) return;
+  const Columns weights = {w_ih + (size_t)r * each_ih * 4 * H * D, b_ih ? b_ih + r * each_b_ih * 4 * H : nullptr,
+                           b_hh ? b_hh + r * each_b_hh * 4 * H : nullptr, D, driven};
+  const int woven = i / pairs, gate_unit = woven % 4 * H + woven / 4, column = i % pairs * 2;
+  packed[(size_t)r * 4 * H * pairs + i] =
+      bfloat2_of(weights.weight(gate_unit, column, 1.f), weights.weight(gate_unit, column + 1, 1.f));
+}
+
+// v_t = decay_t v_{t-1} + step x_t for all rows and features, time in 32 segments: a first pass finds what each
+// segment leaves, a second one writes. Backwards in time it is its own adjoint, with decay_{t+1} for decay_t.
+// Without decay v = step x. Blocks of 32 columns (a row and feature each) by 32 segments.
+extern "C" __global__ void filter(const float *x,       // (R, T, B, D); features from D on to F - 1 are ones
+                                  const float *decay,   // (T, 1), (T, B), or null
+                                  const float *factors, // (R, T, B) of the rows of x, or null
+                                  float *v,             // (R, T, B, F), or null
+                                  u32 *largest,         // (R, F): raised to the largest |v| of each feature, or null
+                                  int T, int B, int D, int F, int decays, int backwards, float step) {
+  __shared__ float left[32][33], faded[32][33];
+  const int lane = threadIdx.x % 32, segment = threadIdx.x / 32, r = blockIdx.y;
+  const int column = blockIdx.x * 32 + lane, b = column / F, d = column % F;
+  const int length = (T + 31) / 32, begin = segment * length, end = min(begin + length, T);
+  const bool there = b < B;
+  auto time = [&](int s) { return backwards ? T - 1 - s : s; };
+  auto input = [&](int t) {
+    const size_t row = ((size_t)r * T + t) * B + b;
+    return step * (d < D ? x[row * D + d] : 1.f) * (factors ? factors[row] : 1.f);
+  };
+  auto fade = [&](int t) {
+    const int k = t + backwards;
+    return k < T ? decay[decays > 1 ? (size_t)k * B + b : k] : 0.f;
+  };
+  float carried = 0.f;
+  if (decay) {
+    float sum = 0.f, product = 1.f;
+#pragma unroll 4
+    for (int s = begin; s < end && there; s++) {
+      const float f = fade(time(s));
+      sum = fmaf(f, sum, input(time(s)));
+      product *= f;
+    }
+    left[segment][lane] = sum;
+    faded[segment][lane] = product;
+    __syncthreads();
+    for (int i = 0; i < segment; i++) carried = fmaf(faded[i][lane], carried, left[i][lane]);
+  }
+  float top = 0.f;
+#pragma unroll 4
+  for (int s = begin; s < end && there; s++) {
+    const int t = time(s);
+    carried = decay ? fmaf(fade(t), carried, input(t)) : input(t);
+    if (v) v[(((size_t)r * T + t) * B + b) * F + d] = carried;
+    top = fmaxf(top, fabsf(carried));
+  }
+  if (largest && there) atomicMax(largest + (size_t)r * F + d, __float_as_uint(top));
+}
+
+// [h_{t-1} | x | 1], by which dz makes the gradients of all weights in one product: (R, rows, columns) in halves, rows
+// being those of the steps from `first` on. Each row has the factor that dz lacks, by the largest of all; each
+// feature of x is brought to the size of h.
+extern "C" __global__ void operand(const float *y, const float *h0, const float *x, const float *scales,
+                                   const u32 *largest_scale, const u32 *largest_x, u32 *packed,
+                                   int first, int rows, int T, int B, int H, int F, int columns,
+                                   int each_state, int each_input) {
+  const int i = here(), pairs = columns / 2, r = blockIdx.y;
+  if (i >= rows * pairs) return;
+  const int row = i / pairs, t = first + row / B, b = row % B;
+  const float factor = scales[(size_t)r * rows + row] / __uint_as_float(largest_scale[r]);
+  const float *h = t > 0 ? y + (((size_t)r * T + t - 1) * B + b) * H : h0 + ((size_t)r * each_state * B + b) * H;
+  x += (((size_t)r * each_input * T + t) * B + b) * F;
+  float v[2];
+  for (int n = 0; n < 2; n++) {
+    const int column = i % pairs * 2 + n, d = column - H;
+    if (d < 0)
+      v[n] = h[column];
+    else if (d < F)
+      v[n] = x[d] / power_below(__uint_as_float(largest_x[(size_t)r * each_input * F + d]));
+    else
+      v[n] = d == F;
+    v[n] *= factor;
+  }
+  packed[(size_t)r * rows * pairs + i] = half2_of(v[0], v[1]);
+}
+
+// The gradients of the weights from the products of all chunks of time, (chunk, R, 4 H woven, columns).
+extern "C" __global__ void finish(const float *products, const u32 *largest_scales, const u32 *largest_x, float *dw_hh,
+                                  float *dw_ih, float *db_ih, float *db_hh, int chunks, int R, int H, int D, int F,
+                                  int columns, int each_input) {
+  const int width = H + F + 1, i = here(), r = blockIdx.y;
+  if (i >= 4 * H * width) return;
+  const int gate_unit = i / width, woven = gate_unit % H * 4 + gate_unit / H, column = i % width, d = column - H;
+  float sum = 0.f;
+  for (int c = 0; c < chunks; c++)
+    sum = fmaf(products[(((size_t)c * R + r) * 4 * H + woven) * columns + column],
+               __uint_as_float(largest_scales[c * R + r]), sum);
+  if (d >= 0 && d < F) sum *= power_below(__uint_as_float(largest_x[(size_t)r * each_input * F + d]));
+  const size_t place = (size_t)r * 4 * H + gate_unit;
+  if (d < 0) {
+    if (dw_hh) dw_hh[place * H + column] = sum;
+  } else if (d < D) {
+    if (dw_ih) dw_ih[place * D + d] = sum;
+  } else {
+    if (db_ih && d == (F > D ? D : F)) db_ih[place] = sum;
+    if (db_hh && d == F) db_hh[place] = sum;
+  }
+}
+
+// W for dx = dz W, (R, 4 H woven, columns) in halves, over the power of two below its largest entry.
+extern "C" __global__ void weave(const float *w_ih, const float *largest, u16 *packed, int H, int D, int columns,
+                                 int each_ih) {
+  const int i = here(), r = blockIdx.y;
+  if (i >= 4 * H * columns) return;
+  const int woven = i / columns, d = i % columns, gate_unit = woven % 4 * H + woven / 4;
+  const float w = d < D ? w_ih[((size_t)r * each_ih * 4 * H + gate_unit) * D + d] : 0.f;
+  packed[(size_t)r * 4 * H * columns + i] = (u16)half2_of(w / power_below(largest[r * each_ih]), 0.f);
+}
+
+// dz as the gradient of a drive that was given, (R, T, B, 4, H), for the steps from `first` on.
+extern "C" __global__ void unweave(const uint2 *dz, const float *scales, float *dx, int first, int rows, int T, int B,
+                                   int H) {
+  const int i = here(), r = blockIdx.y;
+  if (i >= rows * H) return;
+  const int row = i / H, unit = i % H;
+  const float factor = scales[(size_t)r * rows + row];
+  const uint2 packed = dz[(size_t)r * rows * H + i];
+  const float2 if_ = floats_of(packed.x), go = floats_of(packed.y);
+  dx += (((size_t)r * T + first) * B + row) * 4 * H + unit;
+  dx[0] = factor * if_.x;
+  dx[H] = factor * if_.y;
+  dx[2 * H] = factor * go.x;
+  dx[3 * H] = factor * go.y;
+}
