@@ -22,11 +22,19 @@ class Bench:
     cells: tuple[Literal["lstm", "gru", "rnn"], ...] = ()
     """In place of each shape's own cell."""
     momentum: tuple[str, ...] = ("HeavyBall",)
-    """Spelt as in Python, such as "HeavyBall(mu=0.9)", "Adam(mu=0.6, beta=0.9)", Nesterov, None."""
+    """Spelt as in Python, such as "HeavyBall(mu=0.9)", "Adam(mu=0.6, beta=0.9)", Nesterov, None. If None is
+    among them, the others are compared with it too."""
     backend: str = "auto"
     """auto takes the fastest that serves; another name, such as native or reference, that one or none."""
-    rivals: tuple[Literal["torch", "loop"], ...] = ("torch", "loop")
-    """torch: torch.nn's plain layer; loop: the paper's listing, step by step in Python, with the momentum."""
+    rivals: tuple[Literal["torch", "torch-fp32", "torch-bf16", "torch-fp16", "torch-padded", "loop"], ...] = (
+        "torch",
+        "loop",
+    )
+    """torch: torch.nn's plain layer; torch-fp32: without TF32; torch-bf16, torch-fp16: in that dtype;
+    torch-padded: an LSTM in float16 at sizes for which cuDNN has its fastest kernels; loop: the paper's
+    listing, step by step in Python, with the momentum."""
+    replicas: tuple[int, ...] = ()
+    """Also time ours so many times over, each with its own weights, in one run through torch.vmap."""
     device: Literal["cpu", "cuda"] | None = None
     """By default cuda, if there is one."""
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
@@ -38,7 +46,7 @@ class Bench:
     memory: bool = True
     """Measure peak memory; on a CPU in fresh processes, some seconds each."""
     json: Path | None = None
-    """Write the results to this file."""
+    """Write the results to this file, after each case."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -80,16 +88,23 @@ def _bench(options: Bench, args: Sequence[str]) -> int:
         except OSError as error:
             expected = "expected a file in a folder that can be written to"
             return _refuse(f"bench: --json: {expected}, got {str(options.json)!r}: {error.strerror}")
-    # In a file or pipe there is no edge to keep within.
-    console = Console(width=None if sys.stdout.isatty() else 132)
+    console = Console(width=None if sys.stdout.isatty() else 110)
+
+    def write(result: dict[str, Any]) -> None:
+        if options.json:
+            _write(options.json, json.dumps(result, indent=2, allow_nan=False) + "\n")
+
+    def report(result: dict[str, Any]) -> None:
+        write(result)
+        _print(console, result["cases"][-1])
+
     try:
-        result = bench(command=command, report=lambda case: _print(console, case), **settings)
+        result = bench(command=command, report=report, **settings)
     except BadOption as error:
         return _refuse(f"bench: {error}")
     torch, threads = result["versions"]["torch"], result["threads"]
     console.print(f"{result['device']}, torch {torch}, threads {threads}, commit {result['commit']}")
-    if options.json:
-        _write(options.json, json.dumps(result, indent=2, allow_nan=False) + "\n")
+    write(result)
     if not result["complete"]:
         return 130
     return 0 if all(case["status"] == "ok" for case in result["cases"]) else 1
@@ -114,34 +129,59 @@ def _write(path: Path, text: str | None) -> None:
 
 
 def _print(console: Any, case: dict[str, Any]) -> None:
-    """One case as a table, a line for each contender; ratios are ours / rival, with lowest and highest."""
+    """One case as a table, a line for each contender; ratios are of ours to it, of replicas to ours."""
     from rich import box
+    from rich.markup import escape
     from rich.table import Table
 
     sizes = ", ".join(f"{name} {size}" for name, size in case["sizes"].items())
     console.print(f"\n[bold]{case['shape']}[/]: {case['cell']}, {case['momentum']}, {sizes}", highlight=False)
     if case["status"] == "failed":
-        console.print(f"[red]failed[/] on {case['backend']}: {case['reason']}", highlight=False)
-        return
+        console.print(f"[red]failed[/] on {case['backend']}: {escape(case['reason'])}", highlight=False)
+        if "rows" not in case:
+            return
     console.print(f"{case['backend']}: {case['how']}", highlight=False)
     table = Table("", box=box.SIMPLE_HEAD)
-    for name in ("forward ms", "training ms", "peak MB", "ours/it forward", "ours/it training"):
+    on_gpu = "training_graph" in case.get("ratios", {})
+    graph = {"training_graph_ms": "in a\ngraph"} if on_gpu else {}
+    shown = {"forward_ms": "forward\nms", "training_ms": "training\nms", **graph, "peak_mb": "peak\nMB"}
+    kinds = ("training", "training_graph") if on_gpu else ("forward", "training")
+    for name in (*shown.values(), *(f"ours/it\n{kind.removeprefix('training_')}" for kind in kinds)):
         table.add_column(name, justify="right")
     table.add_column("error", justify="right")
-    table.add_column("of gradients", justify="right")
-    for name in ("ours", *(rival for rival in case["parity"] if rival in ("torch", "loop"))):
-        row = case.get("rows", {}).get(name, {})
-        ratios = [case.get("ratios", {}).get(what, {}).get(name) for what in ("forward", "training")]
+    table.add_column("of gra-\ndients", justify="right")
+    rows, parity = case.get("rows", {}), case["parity"]
+    for name in rows or [name for name in parity if name != "tolerance"]:
+        row = rows.get(name, {})
         table.add_row(
             row.get("layer", name),
-            *(_show(row.get(what), ".4g") for what in ("forward_ms", "training_ms", "peak_mb")),
-            *("{median:.2f} ({lowest:.2f}-{highest:.2f})".format(**r) if r else "-" for r in ratios),
-            *(_show(error, ".0e") for error in case["parity"][name].values()),
+            *(_show(row.get(field), ".4g") for field in shown),
+            *(_over(case, name, kind, spread=not on_gpu) for kind in kinds),
+            *(_show(parity.get(name, {}).get(what), ".0e") for what in parity["tolerance"]),
         )
     console.print(table)
+    for name, row in rows.items():
+        for kind, where in (("reason", ""), ("graph_reason", " in a graph")):
+            if kind in row:
+                console.print(f"{name}{where}: {escape(row[kind])}", highlight=False)
+    if "against_plain" in case:
+        known = [f"{kind} {_show(value, '.2f')}" for kind, value in case["against_plain"].items()]
+        console.print(f"training with this momentum / with None: {', '.join(known)}", highlight=False)
     if case["status"] == "wrong":
-        allowed = " and ".join(f"{error:.0e}" for error in case["parity"]["tolerance"].values())
+        allowed = " and ".join(f"{error:.0e}" for error in parity["tolerance"].values())
         console.print(f"[red]wrong[/], so not timed: ours should be within {allowed} of float64")
+
+
+def _over(case: dict[str, Any], name: str, kind: str, spread: bool) -> str:
+    """A ratio, with its lowest and highest if there is room."""
+    if name.startswith("replicas-"):
+        against = case.get("rows", {}).get(name, {}).get("against_single", {})
+        value = against.get({"training": "eager", "training_graph": "graph"}.get(kind))
+        return "-" if value is None else f"{value:.2f} ours"
+    ratio = case.get("ratios", {}).get(kind, {}).get(name)
+    if ratio is None:
+        return "-"
+    return ("{median:.2f} ({lowest:.2f}-{highest:.2f})" if spread else "{median:.2f}").format(**ratio)
 
 
 def _show(value: float | None, form: str) -> str:

@@ -12,7 +12,8 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -21,6 +22,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.functional import linear
 
 from . import backends, cells
@@ -70,6 +72,14 @@ LAYERS: dict[str, tuple[Callable[..., Recurrent], Callable[..., nn.Module]]] = {
     "dtriv": (RNN, nn.RNN),
 }
 
+# Rivals that are torch's layer in a dtype of their own.
+DTYPES = {
+    "torch-fp32": torch.float32,
+    "torch-bf16": torch.bfloat16,
+    "torch-fp16": torch.float16,
+    "torch-padded": torch.float16,
+}
+
 MOMENTA = {m.__name__: m for m in (HeavyBall, Nesterov, ScheduledRestart, Adam, RMSProp)}
 
 # Largest allowed difference to float64, relative to the largest entry, of outputs and of gradients; beside it
@@ -83,8 +93,10 @@ TOLERANCE = {
     "TF32": (2e-2, 2e-2),
     "bfloat16": (1e-1, 1e-1),  # 7e-2, 6e-2; with Nesterov 5e-1
     "float16": (5e-2, 5e-2),  # 7e-3, 1e-2; with Nesterov 1e-1
+    "cuda": (1e-3, 1e-3),  # of the backend of that name in float32; in relative norms
 }
 
+REPLAY = 1e-2  # largest relative norm between what a CUDA graph gives and what its calls give without one
 SECONDS = 0.05  # that a contender is timed for in a round, at least
 PROCESSES = 3  # that memory is measured in
 LOOP_ROUNDS = 3
@@ -111,7 +123,7 @@ class Contender:
     """A way to evaluate a layer, and what on.
 
     run: x -> outputs, final state; module: whose parameters it uses; x: (T, B, D); weights: of the outputs
-    in the loss, (T, B, H).
+    in the loss, (T, B, H); tf32: whether it may use TF32; plain: what it should equal, where it is padded.
     """
 
     about: str
@@ -119,13 +131,36 @@ class Contender:
     module: nn.Module
     x: Tensor
     weights: Tensor
+    tf32: bool = True
+    plain: "Contender | None" = None
 
-    def forward(self) -> None:
-        with torch.no_grad():
-            self.run(self.x)
+    def forward(self) -> list[Tensor | None]:
+        """The outputs."""
+        with torch.no_grad(), _tf32(self.tf32):
+            return [self.run(self.x)[0]]
 
-    def training(self) -> None:
-        (self.run(self.x)[0] * self.weights).sum().backward()  # type: ignore[no-untyped-call]
+    def training(self) -> list[Tensor | None]:
+        """The outputs, and the gradients of all parameters; a loss would send `weights` back."""
+        with _tf32(self.tf32):
+            out = self.run(self.x)[0]
+            torch.autograd.backward(out, self.weights)
+        return [out.detach(), *(p.grad for p in self.module.parameters())]
+
+
+ACTIONS = {"forward": Contender.forward, "training": Contender.training}
+
+
+@contextmanager
+def _tf32(allowed: bool) -> Iterator[None]:
+    """cuDNN without TF32, unless allowed."""
+    before = torch.backends.cudnn.allow_tf32
+    if not allowed:
+        torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        if not allowed:
+            torch.backends.cudnn.allow_tf32 = before
 
 
 def bench(
@@ -136,6 +171,7 @@ def bench(
     momentum: Sequence[str],
     backend: str,
     rivals: Sequence[str],
+    replicas: Sequence[int],
     device: str | None,
     dtype: str,
     threads: int | None,
@@ -145,18 +181,21 @@ def bench(
 ) -> dict[str, Any]:
     """Every shape with every cell and momentum: parity, times and peak memory, as JSON has them.
 
-    `report` is given each case when it is done. Ctrl-C ends the run: what is done is returned, with
+    `report` is given all that is known after each case. Ctrl-C ends the run: what is done is returned, with
     "complete" false.
     """
     for name in shapes or [""]:
         _check("shapes", name, name in SHAPES, f"one of {', '.join(SHAPES)}")
     _check("backend", backend, backend in backends.NAMES, f"one of {', '.join(backends.NAMES)}")
+    for n in replicas:
+        _check("replicas", n, n >= 1, "integers of at least 1")
     _check("repeats", repeats, repeats >= 1, "an integer of at least 1")
     _check("threads", threads, threads is None or 1 <= threads <= 4096, "an integer from 1 to 4096")
     gpu = torch.cuda.is_available()
     _check("device", device, device != "cuda" or gpu, "cpu, since torch finds no CUDA GPU")
     place = device or ("cuda" if gpu else "cpu")
-    momenta = [parse(text) for text in momentum or [""]]
+    # Without a momentum first, so that the others can be compared with it.
+    momenta = sorted((parse(text) for text in momentum or [""]), key=lambda m: m is not None)
     cases = [
         Case(name, replace(SHAPES[name], cell=cell), m, backend, place, getattr(torch, dtype))
         for name in shapes
@@ -178,10 +217,16 @@ def bench(
         "complete": False,
         "cases": [],
     }
+    plain: dict[tuple[str, str], dict[str, Any]] = {}
     try:
         for case in cases:
-            result["cases"].append(measure(case, rivals, repeats, memory))
-            report(result["cases"][-1])
+            found, key = measure(case, rivals, replicas, repeats, memory), (case.name, case.shape.cell)
+            if case.momentum is None:
+                plain[key] = found
+            elif key in plain and found["status"] == plain[key]["status"] == "ok":
+                found["against_plain"] = _against(found["rows"]["ours"], plain[key]["rows"]["ours"])
+            result["cases"].append(found)
+            report(result)
         result["complete"] = True
     except KeyboardInterrupt:
         pass
@@ -216,8 +261,20 @@ def _check(option: str, value: object, holds: bool, expected: str) -> None:
         raise BadOption(f"--{option}: expected {expected}, got {value!r}")
 
 
-def measure(case: Case, rivals: Sequence[str], repeats: int, memory: bool) -> dict[str, Any]:
-    """Parity, then, if ours is right, times and peak memory; the status is ok, wrong or failed."""
+def _against(row: dict[str, Any], other: dict[str, Any]) -> dict[str, float | None]:
+    """The training time of one row over that of another."""
+    fields = {"eager": "training_ms", "graph": "training_graph_ms"}
+    pairs = {kind: (row.get(field), other.get(field)) for kind, field in fields.items()}
+    return {kind: a / b if a and b else None for kind, (a, b) in pairs.items()}
+
+
+def measure(
+    case: Case, rivals: Sequence[str], replicas: Sequence[int], repeats: int, memory: bool
+) -> dict[str, Any]:
+    """Parity, then, if ours is right, times and peak memory; the status is ok, wrong or failed.
+
+    A rival that can't run has the reason in its row.
+    """
     shape = case.shape
     found: dict[str, Any] = {
         "shape": case.name,
@@ -227,68 +284,214 @@ def measure(case: Case, rivals: Sequence[str], repeats: int, memory: bool) -> di
         "backend": case.backend,
         "status": "failed",
     }
+    names = ("ours", *rivals, *(f"replicas-{n}" for n in replicas))
+    notes: dict[str, dict[str, str]] = {"reason": {}, "graph_reason": {}}
+    times: dict[str, dict[str, list[float]]] = {}
+    peaks: dict[str, float | None] = {}
     try:
-        contenders = build(case, rivals)
-        found["parity"] = _parity(case, contenders)
-        found["backend"], found["how"] = _backend(contenders["ours"])
-        errors, allowed = found["parity"]["ours"], found["parity"]["tolerance"]
-        if any(error is None or error > allowed[what] for what, error in errors.items()):
+        ours = build(case)
+        truth = _evaluate(_exact(ours), rows=32)
+        contenders, errors = {"ours": ours}, {"ours": _errors(_evaluate(ours), truth)}
+        found["backend"], found["how"] = _backend(ours.module, ours.x)
+        for name in names[1:]:
+            with _noting(notes["reason"], name):
+                contender = rival(name, ours, case)
+                same = contender.module is ours.module
+                errors[name] = _parity(contender, truth if same else None)
+                contenders[name] = contender
+        allowed = _tolerance(case, found["backend"])
+        found["parity"] = {"tolerance": allowed, **errors}
+        if any((error := errors["ours"][what]) is None or error > most for what, most in allowed.items()):
             return {**found, "status": "wrong"}
-        times = {
-            "forward": _rounds(contenders, Contender.forward, repeats),
-            "training": _rounds(contenders, Contender.training, repeats),
-        }
-        found["rows"] = {
-            name: {
-                "layer": contender.about,
-                **{f"{what}_ms": 1e3 * statistics.median(t[name]) for what, t in times.items()},
-                "peak_mb": _peak(case, name, contender) if memory and name != "loop" else None,
-            }
-            for name, contender in contenders.items()
-        }
-        found["ratios"] = {
-            what: {rival: _ratio(t["ours"], t[rival]) for rival in t if rival != "ours"}
-            for what, t in times.items()
-        }
-    # What torch says where a backend refuses, a dtype is missing or memory runs out.
-    except RuntimeError as error:
-        return {**found, "reason": str(error).splitlines()[0]}
+        layers = {name: contender.about for name, contender in contenders.items()}
+        for what, action in ACTIONS.items():
+            ready = _warm(contenders, action, notes["reason"])
+            times[what] = _rounds({name: partial(_seconds, c, action) for name, c in ready.items()}, repeats)
+        # What is known is kept, should the rest fail.
+        found |= _table(case, names, layers, times, peaks, notes)
+        for what, action in ACTIONS.items() if case.device == "cuda" else ():
+            ready = _warm(contenders, action, notes["reason"])
+            times[f"{what}_graph"] = _replays(ready, action, repeats, notes["graph_reason"])
+            found |= _table(case, names, layers, times, peaks, notes)
+        for name in ready if memory else ():
+            with _noting(notes["reason"], name):
+                peaks[name] = _peak(case, name, contenders[name])
+        found |= _table(case, names, layers, times, peaks, notes)
+    # What torch says where a backend refuses, a dtype is missing or memory runs out, and what a compiler of
+    # kernels says: the cases that follow may do better.
+    except Exception as error:
+        return {**found, "reason": _reason(error)}
     return {**found, "status": "ok"}
 
 
-def _backend(ours: Contender) -> list[str]:
-    """The backend that runs this, and how, as `explain` has them."""
-    assert isinstance(ours.module, Recurrent)
-    lines = (line.split(" runs: ") for line in ours.module.explain(ours.x).splitlines())
-    return next([part.strip() for part in parts] for parts in lines if len(parts) == 2)
-
-
-def build(case: Case, rivals: Sequence[str]) -> dict[str, Contender]:
-    """Ours and its rivals, with the same weights, on the same input."""
-    torch.manual_seed(0)
-    shape, place = case.shape, {"device": case.device, "dtype": case.dtype}
-    our_layer, torch_layer = LAYERS[shape.cell]
-    dtriv = {"nonlinearity": "modrelu", "bias": "hh"} if shape.cell == "dtriv" else {}
-    options = {**dtriv, **place, "momentum": case.momentum, "backend": case.backend}
-    ours, theirs = our_layer(shape.D, shape.H, **options), torch_layer(shape.D, shape.H, **place)
-    about = [f"momentumrnn.{type(ours).__name__}", f"torch.nn.{type(theirs).__name__}"]
-    if dtriv:
-        orthogonal(ours, init="cayley")
-        about[1] += " (tanh, free U)"
-    with torch.no_grad():
-        if dtriv:
-            # A positive threshold makes modrelu leap at 0, where rounding decides on the side.
-            ours.get_parameter("bias_hh_l0").abs_().neg_()
-        for name, weight in theirs.named_parameters():
-            weight.copy_(getattr(ours, name, torch.zeros(())))
-    x = torch.randn(shape.T, shape.B, shape.D, **place)  # type: ignore[call-overload]
-    weights = torch.randn(shape.T, shape.B, shape.H, **place)  # type: ignore[call-overload]
-    known = {
-        "ours": Contender(about[0], ours, ours, x, weights),
-        "torch": Contender(about[1], theirs, theirs, x, weights),
-        "loop": Contender("loop, the paper's listing", partial(loop, ours), ours, x, weights),
+def _table(
+    case: Case,
+    names: Sequence[str],
+    layers: dict[str, str],
+    times: dict[str, dict[str, list[float]]],
+    peaks: dict[str, float | None],
+    notes: dict[str, dict[str, str]],
+) -> dict[str, Any]:
+    """A row for each name, with None for what isn't known, and ratios of ours to its rivals."""
+    rows: dict[str, dict[str, Any]] = {}
+    for name in names:
+        peak = peaks.get(name)
+        rows[name] = {
+            "layer": layers.get(name, name),
+            **{
+                f"{what}_ms": 1e3 * statistics.median(t[name]) if name in t else None
+                for what, t in times.items()
+            },
+            "peak_mb": peak,
+            "peak_mb_per_sample": None if peak is None else peak / case.shape.B,
+            **{kind: texts[name] for kind, texts in notes.items() if name in texts},
+        }
+        if name.startswith("replicas-"):
+            rows[name]["against_single"] = _against(rows[name], rows["ours"])
+    ratios = {
+        what: {
+            name: _ratio(t["ours"], t[name])
+            for name in t
+            if "ours" in t and name != "ours" and not name.startswith("replicas-")
+        }
+        for what, t in times.items()
     }
-    return {name: known[name] for name in ("ours", *rivals)}
+    return {"rows": rows, "ratios": ratios}
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+@contextmanager
+def _noting(reasons: dict[str, str], name: str) -> Iterator[None]:
+    """Notes why a rival can't do this, and goes on; ours has to."""
+    try:
+        yield
+    except Exception as error:
+        if name == "ours":
+            raise
+        reasons[name] = _reason(error)
+
+
+def _backend(layer: nn.Module, x: Tensor) -> list[str]:
+    """The backend that runs this, and how, as `explain` has them."""
+    assert isinstance(layer, Recurrent)
+    lines = (line.split(" runs: ") for line in layer.explain(x).splitlines())
+    return next(([part.strip() for part in parts] for parts in lines if len(parts) == 2), ["none", ""])
+
+
+def build(case: Case) -> Contender:
+    """Ours."""
+    torch.manual_seed(0)
+    shape = case.shape
+    dtriv = {"nonlinearity": "modrelu", "bias": "hh"} if shape.cell == "dtriv" else {}
+    options = {**dtriv, "dtype": case.dtype, "momentum": case.momentum, "backend": case.backend}
+    # All is drawn on the CPU: a capture that failed leaves CUDA's random numbers unusable.
+    layer = LAYERS[shape.cell][0](shape.D, shape.H, **options).to(case.device)
+    if dtriv:
+        orthogonal(layer, init="cayley")
+        with torch.no_grad():
+            # A positive threshold makes modrelu leap at 0, where rounding decides on the side.
+            layer.get_parameter("bias_hh_l0").abs_().neg_()
+    x, weights = (
+        torch.randn(shape.T, shape.B, size, dtype=case.dtype).to(case.device) for size in (shape.D, shape.H)
+    )
+    return Contender(f"momentumrnn.{type(layer).__name__}", layer, layer, x, weights)
+
+
+def rival(name: str, ours: Contender, case: Case) -> Contender:
+    """The contender of that name, with the weights of ours, on the same input."""
+    layer = ours.module
+    assert isinstance(layer, Recurrent)
+    if name == "loop":
+        return replace(ours, about="loop, the paper's listing", run=partial(loop, layer))
+    if name.startswith("replicas-"):
+        return _replicas(ours, int(name.removeprefix("replicas-")))
+    dtype = DTYPES.get(name, case.dtype)
+    theirs = LAYERS[case.shape.cell][1](case.shape.D, case.shape.H).to(case.device, dtype)
+    with torch.no_grad():
+        for weight_name, weight in theirs.named_parameters():
+            weight.copy_(getattr(layer, weight_name, torch.zeros(())))
+    about = f"torch.nn.{type(theirs).__name__}{name.removeprefix('torch').replace('-', ' ')}"
+    if case.shape.cell == "dtriv":
+        about += " (tanh, free U)"
+    x, weights = ours.x.to(dtype), ours.weights.to(dtype)
+    found = Contender(about, theirs, theirs, x, weights, tf32=name != "torch-fp32")
+    return pad(found) if name == "torch-padded" else found
+
+
+def pad(plain: Contender) -> Contender:
+    """The same LSTM at sizes for which cuDNN keeps U on the chip: D and H multiples of 128, B one of 8.
+
+    Further units have weights of 0, so they are 0 at all times; further rows have no part in the loss.
+    """
+    layer = plain.module
+    if not isinstance(layer, nn.LSTM):
+        raise RuntimeError("padding is for an LSTM alone")
+    (_, rows, columns), units = plain.x.shape, layer.hidden_size
+    wide = nn.LSTM(_up(columns, 128), _up(units, 128)).to(plain.x)
+    with torch.no_grad():
+        for name, weight in layer.named_parameters():
+            part = _part(wide.get_parameter(name).zero_(), weight.shape)
+            part.copy_(weight.view_as(part))
+
+    def larger(t: Tensor, size: int) -> Tensor:
+        whole = t.new_zeros(len(t), _up(rows, 8), size)
+        _part(whole, t.shape).copy_(t)
+        return whole
+
+    def run(x: Tensor) -> tuple[Tensor, Any]:
+        out, final = wide(x)
+        return out, tuple(state[:, :rows, :units] for state in final)
+
+    x, weights = larger(plain.x, wide.input_size), larger(plain.weights, wide.hidden_size)
+    return replace(plain, run=run, module=wide, x=x, weights=weights, plain=plain)
+
+
+def _up(size: int, to: int) -> int:
+    return -(-size // to) * to
+
+
+def _part(whole: Tensor, shape: Sequence[int]) -> Tensor:
+    """The part of a padded tensor that holds one of that shape; weights, of 1 or 2 axes, by gates."""
+    if whole.dim() < 3:
+        whole, shape = whole.view(4, -1, *whole.shape[1:]), (4, shape[0] // 4, *shape[1:])
+    return whole[tuple(map(slice, shape))]
+
+
+class Replicas(nn.Module):
+    """A layer many times over, each with weights of its own, in one run: (T, B, D) -> (R, T, B, H)."""
+
+    def __init__(self, layer: nn.Module, count: int) -> None:
+        super().__init__()
+        self.alone = [copy.deepcopy(layer) for _ in range(count)]
+        with torch.no_grad():
+            for i, one in enumerate(self.alone):
+                for p in one.parameters():
+                    p.mul_(1 - i / (2 * count))
+        stacked, _ = torch.func.stack_module_state(self.alone)
+        self.names = list(stacked)
+        self.weights = nn.ParameterList(stacked.values())
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Any]:
+        def one(weights: Sequence[Tensor], x: Tensor) -> Tensor:
+            named = dict(zip(self.names, weights, strict=True))
+            return cast(Tensor, functional_call(self.alone[0], named, (x,))[0])
+
+        return torch.vmap(one, in_dims=(0, None))(tuple(self.weights), x), None
+
+
+def _replicas(ours: Contender, count: int) -> Contender:
+    module, seen = Replicas(ours.module, count), []
+
+    def look(weight: Tensor) -> Tensor:
+        seen.extend(_backend(module.alone[0], ours.x))
+        return weight
+
+    torch.vmap(look)(module.weights[0])
+    about, weights = f"{count} replicas, {seen[0]}", ours.weights.expand(count, -1, -1, -1).contiguous()
+    return Contender(about, module, module, ours.x, weights)
 
 
 def loop(layer: Recurrent, x: Tensor) -> tuple[Tensor, Any]:
@@ -351,19 +554,45 @@ _STEPS: dict[cells.Cell, _Step] = {
 }
 
 
-def _parity(case: Case, contenders: dict[str, Contender]) -> dict[str, Any]:
-    """The errors against float64: of ours and the loop against our reference, of torch against itself."""
-    truth = _evaluate(_exact(contenders["ours"]), rows=32)
-    found = {"tolerance": _pair(*TOLERANCE[_precision(case)])}
-    for name, contender in contenders.items():
-        want = truth if name != "torch" else _evaluate(_exact(contender))
-        worst = [max(map(difference, *pair)) for pair in zip(_evaluate(contender), want, strict=True)]
-        found[name] = _pair(*(error if math.isfinite(error) else None for error in worst))
-    return found
+_Results = tuple[list[Tensor | None], list[Tensor | None]]
 
 
-def _pair(outputs: float | None, gradients: float | None) -> dict[str, float | None]:
-    return {"outputs": outputs, "gradients": gradients}
+def _parity(contender: Contender, truth: _Results | None) -> dict[str, float | None]:
+    """The errors against the truth, by default its own in float64; of replicas, against each by itself."""
+    if isinstance(contender.module, Replicas):
+        return _errors(*_together_and_alone(contender, contender.module))
+    want = truth or _evaluate(_exact(contender.plain or contender))
+    got = _evaluate(contender)
+    if contender.plain is not None:
+        got = cast(_Results, tuple(list(map(_cut, *pair)) for pair in zip(got, want, strict=True)))
+    return _errors(got, want)
+
+
+def _cut(whole: Tensor | None, like: Tensor | None) -> Tensor | None:
+    return whole if whole is None or like is None else _part(whole, like.shape).reshape(like.shape)
+
+
+def _together_and_alone(contender: Contender, module: Replicas) -> tuple[_Results, _Results]:
+    """Outputs and gradients of all replicas, in one run and one by one."""
+    results = contender.training()
+    together = [[t if t is None else t[i] for t in results] for i in range(len(module.alone))]
+    alone = [
+        replace(contender, run=one, module=one, weights=w).training()
+        for one, w in zip(module.alone, contender.weights, strict=True)
+    ]
+    for one in (module, *module.alone):
+        one.zero_grad()
+    by_kind = [([out for out, *_ in each], [g for _, *gs in each for g in gs]) for each in (together, alone)]
+    return by_kind[0], by_kind[1]
+
+
+def _errors(got: _Results, want: _Results) -> dict[str, float | None]:
+    """The largest of each kind, for outputs with final states and for gradients; None if not finite."""
+    entries, norms = {}, {}
+    for what, ours, theirs in zip(("outputs", "gradients"), got, want, strict=True):
+        each = list(map(difference, ours, theirs))
+        entries[what], norms[f"{what}_norm"] = (max(kind) for kind in zip(*each, strict=True))
+    return {what: error if math.isfinite(error) else None for what, error in (entries | norms).items()}
 
 
 def _exact(contender: Contender) -> Contender:
@@ -371,6 +600,13 @@ def _exact(contender: Contender) -> Contender:
     if isinstance(module, Recurrent):
         module.backend = "reference"
     return Contender("exact", module, module, contender.x.double(), contender.weights.double())
+
+
+def _tolerance(case: Case, backend: str) -> dict[str, float]:
+    """By the name of the error that it is for."""
+    if backend == "cuda" and case.dtype == torch.float32:
+        return dict(zip(("outputs_norm", "gradients_norm"), TOLERANCE["cuda"], strict=True))
+    return dict(zip(("outputs", "gradients"), TOLERANCE[_precision(case)], strict=True))
 
 
 def _precision(case: Case) -> str:
@@ -384,73 +620,150 @@ def _precision(case: Case) -> str:
     return "TF32" if case.device == "cuda" and torch.backends.cudnn.allow_tf32 else "float32"
 
 
-def _evaluate(
-    contender: Contender, rows: int | None = None
-) -> tuple[list[Tensor | None], list[Tensor | None]]:
+def _evaluate(contender: Contender, rows: int | None = None) -> _Results:
     """Outputs with final states, and the gradients to x and all parameters.
 
     Rows of the batch are independent: fewer at a time keep the graph of a long loop small.
     """
     x, found = contender.x.detach().requires_grad_(), []
     size = rows or x.shape[1]
-    for piece, w in zip(torch.split(x, size, 1), torch.split(contender.weights, size, 1), strict=True):
-        out, final = contender.run(piece)
-        states = final if isinstance(final, tuple) else (final,)
-        loss = (out * w).sum() + sum(state.sum() for state in states)
-        loss.backward()
-        found.append([out.detach(), *(state.detach() for state in states)])
+    with _tf32(contender.tf32):
+        for piece, w in zip(torch.split(x, size, 1), torch.split(contender.weights, size, 1), strict=True):
+            out, final = contender.run(piece)
+            states = final if isinstance(final, tuple) else (final,)
+            loss = (out * w).sum() + sum(state.sum() for state in states)
+            loss.backward()
+            found.append([out.detach(), *(state.detach() for state in states)])
     gradients = [x.grad, *(p.grad for p in contender.module.parameters())]
     contender.module.zero_grad()
     return [torch.cat(parts, 1) for parts in zip(*found, strict=True)], gradients
 
 
-def difference(got: Tensor | None, want: Tensor | None) -> float:
-    """The largest difference, relative to the largest entry expected (at least 1e-3); nan is infinite."""
+def difference(got: Tensor | None, want: Tensor | None) -> tuple[float, float]:
+    """The largest difference relative to the largest entry expected, and ‖got - want‖ / ‖want‖.
+
+    What they are relative to is at least 1e-3; nan is infinite.
+    """
     if got is None or want is None:
-        return 0.0 if got is want else math.inf
-    scale = max(want.abs().max().item(), 1e-3)
-    worst = (got.double() - want).abs().max().item() / scale
-    return math.inf if math.isnan(worst) else worst
+        return (0.0, 0.0) if got is want else (math.inf, math.inf)
+    want = want.double()
+    apart = got.double() - want
+    pairs = (apart.abs().max(), want.abs().max()), (apart.norm(), want.norm())
+    entry, norm = (error.item() / max(scale.item(), 1e-3) for error, scale in pairs)
+    return math.inf if math.isnan(entry) else entry, math.inf if math.isnan(norm) else norm
 
 
-def _rounds(
-    contenders: dict[str, Contender], action: Callable[[Contender], None], repeats: int
-) -> dict[str, list[float]]:
-    """Seconds a call, of each contender in each round; rounds begin with one after another."""
-    names = list(contenders)
-    times: dict[str, list[float]] = {name: [] for name in names}
-    for contender in contenders.values():
+def _warm(
+    contenders: dict[str, Contender], action: Callable[[Contender], object], reasons: dict[str, str]
+) -> dict[str, Contender]:
+    """Those that could do it once."""
+    for name, contender in contenders.items():
+        if name in reasons:
+            continue
         # Torch's layers leave out what only a backward pass needs when told so; ours see it by themselves.
         contender.module.train(action is Contender.training)
-        _seconds(contender, action, 0.0)  # to warm up
-    for i in range(repeats):
+        with _noting(reasons, name):
+            _seconds(contender, action, 0.0)
+    return {name: contender for name, contender in contenders.items() if name not in reasons}
+
+
+def _rounds(timers: dict[str, Callable[[float], float]], repeats: int) -> dict[str, list[float]]:
+    """Seconds a call, of each contender in each round; rounds begin with one after another.
+
+    timers: from the seconds to measure for, at least, to the seconds a call.
+    """
+    names = list(timers)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for i in range(repeats if names else 0):
         turn = i % len(names)
         for name in names[turn:] + names[:turn]:
             if name != "loop":
-                times[name].append(_seconds(contenders[name], action, SECONDS))
+                times[name].append(timers[name](SECONDS))
             elif i < LOOP_ROUNDS:
-                times[name].append(_seconds(contenders[name], action, 0.0))
+                times[name].append(timers[name](0.0))
     return times
 
 
-def _seconds(contender: Contender, action: Callable[[Contender], None], least: float) -> float:
-    """Seconds a call, over as many calls as take `least` seconds."""
-    spent, calls = 0.0, 0
+def _seconds(contender: Contender, action: Callable[[Contender], object], least: float) -> float:
+    """Seconds a call, over as many calls as take `least` seconds: their mean, on a GPU their median."""
+    clear, spent, calls = contender.module.zero_grad, 0.0, 0
+    if contender.x.is_cuda:
+        return _by_events(partial(action, contender), least, clear)
     while calls == 0 or spent < least:
-        contender.module.zero_grad()
-        _wait(contender.x)
+        clear()
         begin = time.perf_counter()
         action(contender)
-        _wait(contender.x)
         spent += time.perf_counter() - begin
         calls += 1
-    contender.module.zero_grad()
+    clear()
     return spent / calls
 
 
-def _wait(x: Tensor) -> None:
-    if x.is_cuda:
+def _by_events(call: Callable[[], object], least: float, clear: Callable[[], None] = lambda: None) -> float:
+    """The median of the GPU's seconds a call, over calls that take `least` seconds.
+
+    Calls are queued, as in training: the time to launch them counts only where the GPU waits for it.
+    """
+    times: list[float] = []
+    while not times or sum(times) < least:
+        events = []
+        for _ in range(10 if times else 1):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            clear()
+            begin.record()
+            call()
+            end.record()
+            events.append((begin, end))
         torch.cuda.synchronize()
+        times += [begin.elapsed_time(end) / 1e3 for begin, end in events]
+    clear()
+    return statistics.median(times)
+
+
+def _replays(
+    contenders: dict[str, Contender],
+    action: Callable[[Contender], list[Tensor | None]],
+    repeats: int,
+    reasons: dict[str, str],
+) -> dict[str, list[float]]:
+    """As `_rounds`, of CUDA graphs."""
+    graphs = {}
+    for name, contender in contenders.items():
+        if name == "loop":
+            reasons[name] = "not captured: a step is many launches"
+            continue
+        try:
+            graphs[name] = _capture(contender, action)
+        except Exception as error:
+            reasons[name] = _reason(error)
+            contender.module.zero_grad()
+    return _rounds({name: partial(_by_events, graph.replay) for name, graph in graphs.items()}, repeats)
+
+
+def _capture(
+    contender: Contender, action: Callable[[Contender], list[Tensor | None]]
+) -> torch.cuda.CUDAGraph:
+    """The action as a graph, whose replay gives what the action gives."""
+    clear, graph = contender.module.zero_grad, torch.cuda.CUDAGraph()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    # Around all of it, because a capture that fails leaves its stream the current one.
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            clear()
+            want = action(contender)
+        clear()
+        with torch.cuda.graph(graph, stream=side):
+            got = action(contender)
+        clear()
+        # Twice: what a first replay leaves behind should not spoil a second.
+        for _ in range(2):
+            graph.replay()
+        torch.cuda.synchronize()
+        _, worst = map(max, zip(*map(difference, got, want), strict=True))
+    if worst > REPLAY:
+        raise RuntimeError(f"replayed, it is {worst:.0e} away from what it gives without a graph")
+    return graph
 
 
 def _ratio(ours: Sequence[float], rival: Sequence[float]) -> dict[str, float]:
@@ -461,15 +774,22 @@ def _ratio(ours: Sequence[float], rival: Sequence[float]) -> dict[str, float]:
 
 def _peak(case: Case, name: str, contender: Contender) -> float | None:
     """Megabytes at the peak of forward and backward, above input and weights; None where not measured."""
+    if name == "loop":
+        return None
     if case.device == "cpu":
         peaks = [_in_a_fresh_process(case, name) for _ in range(PROCESSES if sys.platform == "linux" else 0)]
         known = [peak for peak in peaks if peak is not None]
         return statistics.median(known) if known else None
+    peak = 0
+    for _ in range(2):  # the first for what stays, such as workspaces
+        contender.module.zero_grad()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        contender.training()
+        peak = torch.cuda.max_memory_allocated() - before
     contender.module.zero_grad()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    contender.training()
-    return (torch.cuda.max_memory_allocated() - before) / 1e6
+    return peak / 1e6
 
 
 def _in_a_fresh_process(case: Case, name: str) -> float | None:
@@ -492,8 +812,9 @@ def _in_a_fresh_process(case: Case, name: str) -> float | None:
 def _resident(there: Connection, case: Case, name: str, threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the parent ends it
     torch.set_num_threads(threads)
-    contender = build(case, [name])[name]
-    replace(contender, x=contender.x[:2], weights=contender.weights[:2]).training()
+    ours = build(case)
+    contender = ours if name == "ours" else rival(name, ours, case)
+    replace(contender, x=contender.x[:2], weights=contender.weights[..., :2, :, :]).training()
     contender.module.zero_grad()
     gc.collect()
     try:

@@ -15,7 +15,7 @@ import momentumrnn as mr
 from momentumrnn import bench as bench_module
 from momentumrnn import constraints
 from momentumrnn.__main__ import Bench, main
-from momentumrnn.bench import BadOption, Shape, bench, loop, parse
+from momentumrnn.bench import BadOption, Case, Contender, Replicas, Shape, bench, build, loop, pad, parse
 from momentumrnn.provenance import provenance
 
 pytest.importorskip("tyro", reason="the command line needs the extra momentumrnn[all]")
@@ -27,6 +27,8 @@ TINY = {
     "tiny-gru": Shape("gru", 6, 2, 3, 4),
     "tiny-dtriv": Shape("dtriv", 6, 2, 3, 4),
 }
+RIVALS = ("torch", "torch-fp32", "torch-bf16", "torch-fp16", "torch-padded", "loop")
+ERRORS = ("outputs", "gradients", "outputs_norm", "gradients_norm")
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +47,10 @@ def run(*args):
 def run_json(tmp_path, *args):
     code = run("--json", str(tmp_path / "result.json"), *args)
     return code, json.loads((tmp_path / "result.json").read_text())
+
+
+def case(shape="tiny", backend="auto"):
+    return Case(shape, TINY[shape], mr.HeavyBall(), backend, "cpu", torch.float32)
 
 
 def spoil(monkeypatch, by=1e-2):
@@ -99,19 +105,241 @@ def test_what_is_written(tmp_path, capsys):
     assert set(case["parity"]) == {"tolerance", "ours", "torch", "loop"}
     assert set(case["parity"]["tolerance"]) == {"outputs", "gradients"}
     for errors in (case["parity"][name] for name in ("ours", "torch", "loop")):
-        assert 0 < errors["outputs"] < 2e-5
-        assert 0 < errors["gradients"] < 2e-5
+        assert tuple(errors) == ERRORS
+        assert all(0 < error < 2e-5 for error in errors.values())
     assert set(case["rows"]) == {"ours", "torch", "loop"}
     for row in case["rows"].values():
         assert row["forward_ms"] > 0
         assert row["training_ms"] > 0
     assert case["rows"]["loop"]["peak_mb"] is None
     if sys.platform == "linux":
-        assert case["rows"]["ours"]["peak_mb"] >= 0
+        peak = case["rows"]["ours"]["peak_mb"]
+        assert peak >= 0
+        assert case["rows"]["ours"]["peak_mb_per_sample"] == peak / 3
     for kind in ("forward", "training"):
         for ratio in (case["ratios"][kind][rival] for rival in ("torch", "loop")):
             assert 0 < ratio["lowest"] <= ratio["median"] <= ratio["highest"]
     assert "torch.nn.LSTM" in capsys.readouterr().out
+
+
+def test_every_rival_is_measured(tmp_path, capsys):
+    code, result = run_json(tmp_path, "--rivals", *RIVALS, "--replicas", "2", "--backend", "reference")
+    assert code == 0
+    (found,) = result["cases"]
+    assert tuple(found["rows"]) == ("ours", *RIVALS, "replicas-2")
+    assert all(row["training_ms"] > 0 and "reason" not in row for row in found["rows"].values())
+    assert tuple(found["ratios"]["training"]) == RIVALS
+    worst = {name: max(errors.values()) for name, errors in found["parity"].items()}
+    for name in ("ours", "torch", "torch-fp32", "loop", "replicas-2"):
+        assert worst[name] < 2e-5
+    # Each is held to the truth of its own rounded weights.
+    assert 2e-5 < worst["torch-fp16"] < 5e-3
+    assert worst["torch-fp16"] < worst["torch-bf16"] < 5e-2
+    assert 2e-5 < worst["torch-padded"] < 5e-3
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 110
+
+
+def test_a_rival_that_can_not_run_says_why(tmp_path, capsys):
+    code, result = run_json(tmp_path, "--shapes", "tiny-gru", "--rivals", "torch-padded", "torch")
+    assert code == 0
+    row = result["cases"][0]["rows"]["torch-padded"]
+    assert row["reason"] == "RuntimeError: padding is for an LSTM alone"
+    assert row["training_ms"] is None
+    assert tuple(result["cases"][0]["ratios"]["training"]) == ("torch",)
+    assert row["reason"] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("shape", [(7, 3, 2, 5), (3, 8, 128, 128), (4, 9, 129, 130)])
+def test_padding_changes_no_value(shape):
+    """What is inside equals the plain layer, what is around it is 0; weights that are not 0 are seen."""
+    steps, rows, columns, units = shape
+    layer = torch.nn.LSTM(columns, units, dtype=torch.float64)
+    x, weights = (torch.randn(steps, rows, size, dtype=torch.float64) for size in (columns, units))
+    plain = Contender("plain", layer, layer, x, weights)
+    padded = pad(plain)
+    out = padded.forward()[0]
+    assert [size % to for size, to in zip(out.shape[1:], (8, 128), strict=True)] == [0, 0]
+    assert padded.module.input_size % 128 == 0
+    assert torch.count_nonzero(out[..., units:]) == 0
+    assert max(bench_module._parity(padded, None).values()) < 1e-12
+    with torch.no_grad():
+        # The last unit says something, and is heard.
+        padded.module.bias_hh_l0[3 * padded.module.hidden_size - 1] = 1.0
+        padded.module.weight_hh_l0[:, -1] = 1.0
+    assert bench_module._parity(padded, None)["outputs_norm"] > 1e-2
+
+
+def test_tf32_is_off_for_that_rival_alone(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    seen = []
+
+    def watched(layer, x):
+        seen.append(torch.backends.cudnn.allow_tf32)
+        if len(seen) > 4:
+            raise RuntimeError
+        return layer(x)
+
+    ours = build(case())
+    for name in ("torch", "torch-fp32"):
+        contender = bench_module.rival(name, ours, case())
+        contender = bench_module.replace(contender, run=bench_module.partial(watched, contender.module))
+        contender.forward()
+        contender.training()
+        assert torch.backends.cudnn.allow_tf32
+    assert seen == [True, True, False, False]
+    with pytest.raises(RuntimeError):
+        contender.training()
+    assert torch.backends.cudnn.allow_tf32
+
+
+@pytest.mark.parametrize("shape", ["tiny", "tiny-dtriv"])
+def test_replicas_are_the_layers_one_by_one(shape):
+    """Each with weights and gradients of its own; one that is not is seen."""
+    ours = build(case(shape, "reference"))
+    contender = bench_module.rival("replicas-3", ours, case(shape, "reference"))
+    assert isinstance(contender.module, Replicas)
+    out = contender.forward()[0]
+    assert out.shape == (3, *ours.weights.shape)
+    assert torch.equal(contender.module.alone[0](ours.x)[0], ours.run(ours.x)[0])
+    assert (out[0] - out[2]).abs().max() > 1e-2
+    assert max(bench_module._parity(contender, None).values()) < 1e-5
+    with torch.no_grad():
+        contender.module.alone[2].weight_ih_l0.add_(1e-2)
+    assert bench_module._parity(contender, None)["gradients_norm"] > 1e-4
+
+
+def test_replicas_are_compared_with_one(tmp_path, capsys):
+    _, result = run_json(tmp_path, "--replicas", "2", "3", "--backend", "reference", "--rivals")
+    rows = result["cases"][0]["rows"]
+    for name in ("replicas-2", "replicas-3"):
+        ratio = rows[name]["training_ms"] / rows["ours"]["training_ms"]
+        assert rows[name]["against_single"] == {"eager": ratio, "graph": None}
+    assert rows["replicas-3"]["layer"] == "3 replicas, reference"
+    assert f"{ratio:.2f} ours" in capsys.readouterr().out
+
+
+def test_replicas_that_can_not_run_say_why(tmp_path):
+    code, result = run_json(tmp_path, "--replicas", "2", "--backend", "native", "--rivals")
+    assert code == 0
+    assert "vmap" in result["cases"][0]["rows"]["replicas-2"]["reason"]
+
+
+def test_momenta_are_compared_with_none(tmp_path, capsys):
+    """Wherever it stands among them; it is measured first."""
+    momenta = ("--momentum", "HeavyBall", "None", "Nesterov", "--rivals")
+    _, result = run_json(tmp_path, "--shapes", "tiny", "tiny-gru", *momenta)
+    for plain, *others in (result["cases"][:3], result["cases"][3:]):
+        assert plain["momentum"] == "None"
+        assert "against_plain" not in plain
+        for other in others:
+            ratio = other["rows"]["ours"]["training_ms"] / plain["rows"]["ours"]["training_ms"]
+            assert other["against_plain"] == {"eager": ratio, "graph": None}
+    assert f"with None: eager {ratio:.2f}, graph -" in capsys.readouterr().out
+
+
+def test_without_none_momenta_are_not_compared(tmp_path):
+    _, result = run_json(tmp_path, "--rivals")
+    assert "against_plain" not in result["cases"][0]
+
+
+def test_every_case_is_on_disk_when_it_is_done(tmp_path, monkeypatch):
+    """Also if the process then dies."""
+    path, measure, seen = tmp_path / "result.json", bench_module.measure, []
+
+    def dying(case, *args):
+        seen.append(json.loads(path.read_text()) if path.exists() else None)
+        if len(seen) == 3:
+            raise SystemExit
+        return measure(case, *args)
+
+    monkeypatch.setattr(bench_module, "measure", dying)
+    with pytest.raises(SystemExit):
+        run_json(tmp_path, "--momentum", "None", "Nesterov", "HeavyBall", "--rivals")
+    assert seen[0] is None
+    assert [len(result["cases"]) for result in seen[1:]] == [1, 2]
+    assert json.loads(path.read_text()) == seen[2]
+    assert seen[2]["complete"] is False
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_known_outlives_a_failure(tmp_path, monkeypatch, capsys):
+    def broken(*args):
+        raise OSError("no memory is measured\nhere")
+
+    monkeypatch.setattr(bench_module, "_peak", broken)
+    code, result = run_json(tmp_path, "--memory", "--rivals", "torch")
+    assert code == 1
+    assert result["cases"][0]["status"] == "failed"
+    assert result["cases"][0]["reason"] == "OSError: no memory is measured"
+    assert result["cases"][0]["ratios"]["training"]["torch"]["median"] > 0
+    assert "torch.nn.LSTM" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("by", "as_native", "as_cuda"), [(1e-5, 0, 0), (1.5e-4, 1, 0), (1e-3, 1, 1)])
+def test_the_backend_cuda_is_judged_by_norms(by, as_native, as_cuda, tmp_path, monkeypatch):
+    spoil(monkeypatch, by)
+    code, result = run_json(tmp_path, "--rivals")
+    assert (code, set(result["cases"][0]["parity"]["tolerance"])) == (as_native, {"outputs", "gradients"})
+    monkeypatch.setattr(bench_module, "_backend", lambda *args: ["cuda", "as if"])
+    code, result = run_json(tmp_path, "--rivals")
+    assert code == as_cuda
+    assert result["cases"][0]["parity"]["tolerance"] == {"outputs_norm": 1e-3, "gradients_norm": 1e-3}
+
+
+def test_difference_is_of_entries_and_of_norms():
+    got, want = torch.tensor([3.0, 4.0, 1.0]), torch.tensor([3.0, 4.0, 0.0], dtype=torch.float64)
+    assert bench_module.difference(got, want) == (1 / 4, 1 / 5)
+    assert bench_module.difference(got * float("nan"), want) == (float("inf"), float("inf"))
+    assert bench_module.difference(None, want) == (float("inf"), float("inf"))
+
+
+def test_the_median_of_calls_counts(monkeypatch):
+    """With a clock in place of CUDA's events: calls are cleared for, and timed one by one."""
+    clock, done = [0.0], []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.at = clock[0]
+
+        def elapsed_time(self, end):
+            return end.at - self.at
+
+    def call():
+        done.append("call")
+        clock[0] += 900.0 if done.count("call") in (1, 5) else 2.0 + done.count("call") % 3
+
+    def clear():
+        done.append("clear")
+        clock[0] += 50.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: done.append("wait"))
+    assert bench_module._by_events(call, 1.0, clear) == 3e-3
+    assert done == ["clear", "call", "wait", *["clear", "call"] * 10, "wait", "clear"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none")
+def test_graphs_on_a_gpu(tmp_path):
+    path = tmp_path / "result.json"
+    options = ("--shapes", "tiny", "--repeats", "2", "--momentum", "None", "HeavyBall", "--replicas", "2")
+    assert main(["bench", "--device", "cuda", *options, "--rivals", *RIVALS, "--json", str(path)]) == 0
+    plain, case = json.loads(path.read_text())["cases"]
+    for name in ("ours", "torch", "torch-fp32", "torch-bf16", "torch-fp16", "torch-padded"):
+        row = case["rows"][name]
+        assert "reason" not in row
+        assert "graph_reason" not in row
+        assert (
+            min(row[f"{what}_ms"] for what in ("forward", "training", "forward_graph", "training_graph")) > 0
+        )
+        assert row["peak_mb"] > 0
+    assert case["rows"]["loop"]["training_graph_ms"] is None
+    assert case["parity"]["torch-padded"]["gradients_norm"] < 5e-2
+    ratio = case["rows"]["ours"]["training_graph_ms"] / plain["rows"]["ours"]["training_graph_ms"]
+    assert case["against_plain"]["graph"] == ratio
 
 
 def test_nothing_private_is_written(tmp_path):
@@ -231,6 +459,7 @@ def test_other_spellings_are_refused(text):
         ("--momentum", "HeavyBall(nu=1)", "nu"),
         ("--backend", "fast", "reference"),
         ("--repeats", "0", "at least 1"),
+        ("--replicas", "0", "at least 1"),
         ("--threads", "0", "from 1 to 4096"),
         ("--threads", "99999999999", "from 1 to 4096"),
         ("--momentum", "HeavyBall(mu=0.1, mu=0.2)", "each keyword once"),

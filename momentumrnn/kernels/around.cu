@@ -47,8 +47,7 @@ extern "C" __global__ void pack_forward(const float *w_hh, const float *w_ih, co
                                         int each_hh, int each_ih, int each_b_ih, int each_b_hh) {
   const int slices = 2 * ctas + extra, count = ctas * 4 * slices * 64, i = here(), r = blockIdx.y;
   if (i >= count) return;
-  const int lane = i % 32, m = i / 32 % 2, k = i / 64 % slices, warp = i / 64 / slices % 4, rank = i / 64 / slices / 4;
-  const int unit = rank * 32 + warp * 8 + lane / 4;
+  const int lane = i % 32, m = i / 32 % 2, k = i / 64 % slices, warp = i / 64 / slices, unit = warp * 8 + lane / 4;
   w_hh += (size_t)r * each_hh * 4 * H * H;
   const Columns columns = {w_ih ? w_ih + (size_t)r * each_ih * 4 * H * D : nullptr,
                            b_ih ? b_ih + r * each_b_ih * 4 * H : nullptr,
@@ -72,7 +71,7 @@ extern "C" __global__ void pack_forward(const float *w_hh, const float *w_ih, co
 
 // Uᵀ as A matrices of `lstm_backward`: (R, CTA, warp, tile, slice, lane).
 extern "C" __global__ void pack_backward(const float *w_hh, uint4 *packed, int ctas, int H, int each_hh) {
-  const int tiles = (ctas + 1) / 2, count = ctas * 4 * tiles * 256, i = here(), r = blockIdx.y;
+  const int tiles = (ctas + 1) / 2, count = ctas * 4 * tiles * 8 * 32, i = here(), r = blockIdx.y;
   if (i >= count) return;
   const int lane = i % 32, k = i / 32 % 8, m = i / 256 % tiles, warp = i / 256 / tiles % 4, rank = i / 256 / tiles / 4;
   w_hh += (size_t)r * each_hh * 4 * H * H;
@@ -87,18 +86,21 @@ extern "C" __global__ void pack_backward(const float *w_hh, uint4 *packed, int c
   packed[(size_t)r * count + i] = {a[0], a[1], a[2], a[3]};
 }
 
-// The columns of the input as B matrices of `lstm_forward`: (R, T, tile, EXTRA, lane, 2). A thread has a row and step.
-extern "C" __global__ void spread(const float *x, u32 *packed, int T, int B, int F, int extra) {
-  const int tiles = (B + 7) / 8, i = here(), b = i % (8 * tiles), t = i / (8 * tiles), r = blockIdx.y;
+// The columns of the input as B matrices of `lstm_forward`: (R, T, tile, EXTRA, lane, 2). A thread has a row and slice.
+extern "C" __global__ void spread(const float *x, uint4 *packed, int T, int B, int F, int extra) {
+  const int tiles = (B + 7) / 8, i = here(), k = i % extra, rows = i / extra, r = blockIdx.y;
+  const int b = rows % (8 * tiles), t = rows / (8 * tiles);
   if (t >= T) return;
   x += (((size_t)r * T + t) * B + b) * F;
-  packed += (((size_t)r * T + t) * tiles + b / 8) * extra * 64 + b % 8 * 8;
-  for (int k = 0; k < extra; k++)
-    for (int part = 0; part < 8; part++) {
-      const int column = k * 16 + part / 2 * 2 + part % 2 * 8;
-      packed[k * 64 + part] =
-          b < B ? bfloat2_of(input_column(x, F, column), input_column(x, F, column + 1)) : 0;
-    }
+  u32 pair[8];
+#pragma unroll
+  for (int n = 0; n < 8; n++) {
+    const int column = k * 16 + n / 2 * 2 + n % 2 * 8;
+    pair[n] = b < B ? bfloat2_of(input_column(x, F, column), input_column(x, F, column + 1)) : 0;
+  }
+  packed += ((((size_t)r * T + t) * tiles + b / 8) * extra + k) * 16 + b % 8 * 2;
+  packed[0] = {pair[0], pair[1], pair[2], pair[3]};
+  packed[1] = {pair[4], pair[5], pair[6], pair[7]};
 }
 
 // The same for a wide input, as factors of a product of its own: (R, T B, columns) by (R, 4 H woven, columns).
@@ -120,79 +122,121 @@ extern "C" __global__ void split_weights(const float *w_ih, const float *b_ih, c
       bfloat2_of(weights.weight(gate_unit, column, 1.f), weights.weight(gate_unit, column + 1, 1.f));
 }
 
-// v_t = decay_t v_{t-1} + step x_t for all rows and features, time in 32 segments: a first pass finds what each
-// segment leaves, a second one writes. Backwards in time it is its own adjoint, with decay_{t+1} for decay_t.
-// Without decay v = step x. Blocks of 32 columns (a row and feature each) by 32 segments.
-extern "C" __global__ void filter(const float *x,       // (R, T, B, D); features from D on to F - 1 are ones
-                                  const float *decay,   // (T, 1), (T, B), or null
-                                  const float *factors, // (R, T, B) of the rows of x, or null
-                                  float *v,             // (R, T, B, F), or null
-                                  u32 *largest,         // (R, F): raised to the largest |v| of each feature, or null
-                                  int T, int B, int D, int F, int decays, int backwards, float step) {
-  __shared__ float left[32][33], faded[32][33];
-  const int lane = threadIdx.x % 32, segment = threadIdx.x / 32, r = blockIdx.y;
-  const int column = blockIdx.x * 32 + lane, b = column / F, d = column % F;
-  const int length = (T + 31) / 32, begin = segment * length, end = min(begin + length, T);
-  const bool there = b < B;
-  auto time = [&](int s) { return backwards ? T - 1 - s : s; };
-  auto input = [&](int t) {
-    const size_t row = ((size_t)r * T + t) * B + b;
-    return step * (d < D ? x[row * D + d] : 1.f) * (factors ? factors[row] : 1.f);
+// v_t = decay_t v_{t-1} + step x_t for all rows and features, time in segments: a first pass finds what each segment
+// leaves, a second one writes. Backwards in time it is its own adjoint, with decay_{t+1} for decay_t. Without decay
+// v = step x. A block has so many columns, of a row and feature each, by as many segments as fit. It writes v, or the
+// bfloat16 columns that `split_input` would make of it, `width` to a row.
+constexpr int FILTERS = 512;  // threads
+extern "C" __global__ void __launch_bounds__(FILTERS)
+    filter(const float *__restrict__ x,        // (R, T, B, D); features from D on to F - 1 are ones
+           const float *__restrict__ decay,    // (T, 1), (T, B), or null
+           const float *__restrict__ factors,  // (R, T, B) of the rows of x, or null
+           float *__restrict__ v,              // (R, T, B, F), or null
+           u16 *__restrict__ packed,           // or null
+           u32 *__restrict__ largest,          // (R, F): raised to the largest |v| of each feature, or null
+           int T, int B, int D, int F, int decays, int backwards, int columns, int width, float step) {
+  __shared__ float left[FILTERS], faded[FILTERS];
+  const int lane = threadIdx.x % columns, segment = threadIdx.x / columns, segments = FILTERS / columns;
+  const int column = blockIdx.x * columns + lane, b = column / F, d = column % F, r = blockIdx.y;
+  const int length = (T + segments - 1) / segments, begin = segment * length, end = b < B ? min(begin + length, T) : 0;
+  // From one step to the next, in the order of this pass.
+  const int turn = backwards ? -1 : 1, start = backwards ? T - 1 - begin : begin;
+  const bool given = d < D;
+  const size_t row = ((size_t)r * T + start) * B + b;
+  x += row * D + d;
+  if (factors) factors += row;
+  if (v) v += row * F + d;
+  if (decay) decay += decays > 1 ? (size_t)(start + backwards) * B + b : start + backwards;
+  // Steps in eights, all loads of which are on their way together.
+  float inputs[8], fades[8];
+  auto fetch = [&](int s) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      const int n = (s + i - begin) * turn;
+      const bool now = s + i < end;
+      inputs[i] = now && given ? x[n * (B * D)] : 1.f;
+      if (factors) inputs[i] *= now ? factors[n * B] : 1.f;
+      fades[i] = decay && now && start + n + backwards < T ? decay[decays > 1 ? n * B : n] : 0.f;
+    }
   };
-  auto fade = [&](int t) {
-    const int k = t + backwards;
-    return k < T ? decay[decays > 1 ? (size_t)k * B + b : k] : 0.f;
+  auto write = [&](int t, float x) {
+    u16 *row = packed + (((size_t)r * T + t) * B + b) * width;
+    row[3 * d] = row[3 * d + 2] = (u16)bfloat2_of(x, 0.f);
+    row[3 * d + 1] = (u16)bfloat2_of(low_part(x), 0.f);
+    for (int i = 3 * F; i < width && d == 0; i++) row[i] = i < 3 * F + 2 ? 0x3f80 : 0;
   };
   float carried = 0.f;
   if (decay) {
     float sum = 0.f, product = 1.f;
-#pragma unroll 4
-    for (int s = begin; s < end && there; s++) {
-      const float f = fade(time(s));
-      sum = fmaf(f, sum, input(time(s)));
-      product *= f;
+    for (int s = begin; s < end; s += 8) {
+      fetch(s);
+#pragma unroll
+      for (int i = 0; i < 8; i++)
+        if (s + i < end) {
+          sum = fmaf(fades[i], sum, step * inputs[i]);
+          product *= fades[i];
+        }
     }
-    left[segment][lane] = sum;
-    faded[segment][lane] = product;
+    left[threadIdx.x] = sum;
+    faded[threadIdx.x] = product;
     __syncthreads();
-    for (int i = 0; i < segment; i++) carried = fmaf(faded[i][lane], carried, left[i][lane]);
+#pragma unroll 8
+    for (int i = lane; i < threadIdx.x; i += columns) carried = fmaf(faded[i], carried, left[i]);
   }
   float top = 0.f;
-#pragma unroll 4
-  for (int s = begin; s < end && there; s++) {
-    const int t = time(s);
-    carried = decay ? fmaf(fade(t), carried, input(t)) : input(t);
-    if (v) v[(((size_t)r * T + t) * B + b) * F + d] = carried;
-    top = fmaxf(top, fabsf(carried));
+  for (int s = begin; s < end; s += 8) {
+    if (!decay || length > 8) fetch(s);  // else they are at hand
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+      if (s + i < end) {
+        carried = fmaf(fades[i], carried, step * inputs[i]);
+        if (v) v[(s + i - begin) * turn * (B * F)] = carried;
+        if (packed) write(s + i, carried);
+        top = fmaxf(top, fabsf(carried));
+      }
   }
-  if (largest && there) atomicMax(largest + (size_t)r * F + d, __float_as_uint(top));
+  if (!largest) return;
+  __syncthreads();
+  left[threadIdx.x] = top;
+  __syncthreads();
+  if (segment == 0 && b < B) {
+    for (int i = lane; i < FILTERS; i += columns) top = fmaxf(top, left[i]);
+    atomicMax(largest + (size_t)r * F + d, __float_as_uint(top));
+  }
 }
 
 // [h_{t-1} | x | 1], by which dz makes the gradients of all weights in one product: (R, rows, columns) in halves, rows
 // being those of the steps from `first` on. Each row has the factor that dz lacks, by the largest of all; each
-// feature of x is brought to the size of h.
+// feature of x is brought to the size of h. A thread has 8 columns.
 extern "C" __global__ void operand(const float *y, const float *h0, const float *x, const float *scales,
-                                   const u32 *largest_scale, const u32 *largest_x, u32 *packed,
+                                   const u32 *largest_scale, const u32 *largest_x, uint4 *packed,
                                    int first, int rows, int T, int B, int H, int F, int columns,
                                    int each_state, int each_input) {
-  const int i = here(), pairs = columns / 2, r = blockIdx.y;
-  if (i >= rows * pairs) return;
-  const int row = i / pairs, t = first + row / B, b = row % B;
+  const int i = here(), eights = columns / 8, r = blockIdx.y;
+  if (i >= rows * eights) return;
+  const int row = i / eights, column = i % eights * 8, t = first + row / B, b = row % B;
   const float factor = scales[(size_t)r * rows + row] / __uint_as_float(largest_scale[r]);
   const float *h = t > 0 ? y + (((size_t)r * T + t - 1) * B + b) * H : h0 + ((size_t)r * each_state * B + b) * H;
   x += (((size_t)r * each_input * T + t) * B + b) * F;
-  float v[2];
-  for (int n = 0; n < 2; n++) {
-    const int column = i % pairs * 2 + n, d = column - H;
-    if (d < 0)
-      v[n] = h[column];
-    else if (d < F)
-      v[n] = x[d] / power_below(__uint_as_float(largest_x[(size_t)r * each_input * F + d]));
-    else
-      v[n] = d == F;
-    v[n] *= factor;
+  float v[8];
+  if (H % 4 == 0 && column + 8 <= H) {
+    const float4 *four = (const float4 *)(h + column);
+    const float4 low = four[0], high = four[1];
+    v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w, v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
+  } else {
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+      const int d = column + n - H;
+      if (d < 0)
+        v[n] = h[column + n];
+      else if (d < F)
+        v[n] = x[d] / power_below(__uint_as_float(largest_x[(size_t)r * each_input * F + d]));
+      else
+        v[n] = d == F;
+    }
   }
-  packed[(size_t)r * rows * pairs + i] = half2_of(v[0], v[1]);
+  packed[(size_t)r * rows * eights + i] = {half2_of(factor * v[0], factor * v[1]), half2_of(factor * v[2], factor * v[3]),
+                                           half2_of(factor * v[4], factor * v[5]), half2_of(factor * v[6], factor * v[7])};
 }
 
 // The gradients of the weights from the products of all chunks of time, (chunk, R, 4 H woven, columns).

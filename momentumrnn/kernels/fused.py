@@ -14,20 +14,24 @@ from torch import Tensor
 from . import nvrtc
 
 WIDEST = 256  # hidden units
-CLUSTER_UNITS, TILE_ROWS, THREADS = 32, 8, 128  # of a CTA, of a cluster, of a CTA
+TILE = 8  # rows of a cluster, and units of a warp
+WARPS = 4  # of a CTA
 FURTHER = 3  # slices of 16 columns, at most, by which the input rides on the product with U
 # Bytes of the gates' gradients that are in memory at a time, as long as that takes at most so many chunks.
-CHUNK, CHUNKS = 36 << 20, 8
+CHUNK, CHUNKS = 72 << 20, 8
+
+
+INPUTS = 144  # bytes of shared memory of a thread of the backward pass, for inputs on their way
 
 
 def ctas(hidden_size: int) -> int:
-    """The CTAs of a cluster."""
-    return -(-hidden_size // CLUSTER_UNITS)
+    """CTAs of a cluster."""
+    return -(-hidden_size // (TILE * WARPS))
 
 
 def kept(replicas: int, steps: int, rows: int, hidden_size: int) -> tuple[int, int]:
     """Lengths of the buffers, of int32, that the forward pass leaves: gates and cells."""
-    threads = replicas * -(-rows // TILE_ROWS) * ctas(hidden_size) * THREADS
+    threads = replicas * -(-rows // TILE) * -(-hidden_size // TILE) * 32
     return 4 * steps * threads, (steps + 1) * threads
 
 
@@ -70,19 +74,15 @@ def forward(
     slices = further(F) if w_ih is not None else 0
     if w_ih is None:
         drive = x.view(len(x), T, B, 4, H).mT.contiguous()
+    elif slices:
+        extra = _spread(run, x, size, decay, step, slices)
     else:
-        v = _filtered(run, x, size, decay, step)[0]
-        if slices:
-            tiles = -(-B // TILE_ROWS)
-            extra = run.new(len(x) * T * tiles * slices * 64)
-            run("spread", T * tiles * TILE_ROWS, len(x), v, extra, T, B, F, slices)
-        else:
-            drive = _projected(run, v, w_ih, b_ih, b_hh, size, decay is not None)
+        drive = _projected(run, x, w_ih, b_ih, b_hh, size, decay, step)
     n = ctas(H)
     weights = [w_hh, w_ih, b_ih, b_hh]
     each = [_each(t, R) for t in weights]
     replicas = R if any(each) else 1
-    packed = run.new(replicas * n * 4 * (2 * n + slices) * 64 * 4)
+    packed = run.new(replicas * n * WARPS * (2 * n + slices) * 64 * 4)
     run("pack_forward", len(packed) // replicas // 4, replicas, *weights, packed, n, slices, H, D,
         decay is not None, *each)  # fmt: skip
     y = x.new_empty(R, T, B, H)
@@ -91,9 +91,10 @@ def forward(
     bias = b_hh if w_ih is None else None
     h0, c0 = _alike(h0, c0)
     kernel = _kernel("lstm_forward", x.device.index, CTAS=n, EXTRA=slices, KEEP=keep)
-    grid = n * -(-B // TILE_ROWS), R, 1
-    kernel(grid, THREADS, [packed, extra, drive, bias, h0, c0, y, h, c, gates, cells, T, B, H,
-                           int(replicas > 1), _each(x, R), _each(bias, R), _each(h0, R)])  # fmt: skip
+    grid = n * -(-B // TILE), R, 1
+    shared = int(replicas > 1), _each(x if drive is None else drive, R), _each(bias, R), _each(h0, R)
+    kernel(grid, 32 * WARPS,
+           [packed, extra, drive, bias, h0, c0, y, h, c, gates, cells, T, B, H, *shared])  # fmt: skip
     return y, h, c, gates, cells
 
 
@@ -124,32 +125,35 @@ def backward(
     n, run, each_x = ctas(H), _Launcher(x), _each(x, R)
     to_x, to_weights = needs[0], any(needs[1:5])
 
-    packed = run.new(len(w_hh) * n * 4 * -(-n // 2) * 256 * 4)
+    packed = run.new(len(w_hh) * n * WARPS * -(-n // 2) * 8 * 32 * 4)
     run("pack_backward", len(packed) // len(w_hh) // 4, len(w_hh), w_hh, packed, n, H, 1)
     length = _chunk(size)
     begins = range((T - 1) // length * length, -1, -length)
     scale_tops = torch.zeros(len(begins), R, dtype=torch.int32, device=x.device)
     v = x_tops = x  # of a drive that was given neither is read
     if to_weights and w_ih is not None:
-        v, x_tops = _filtered(run, x, size, decay, step, tops=True)
+        v, x_tops = _filtered(run, x, size, decay, step)
     columns = -(-(H + F + 1) // 8) * 8
     woven = _woven(run, w_ih, size) if to_x and w_ih is not None else None
     dx = x.new_empty(R, *x.shape[1:]) if to_x else x
     products, dxs, scales = [], [], []
+    # All chunks use the same memory, the first one, which is the last in time, maybe not all of it.
+    all_dz = torch.empty(R * length * B * 4 * H, dtype=torch.float16, device=x.device)
+    all_right = torch.empty(R * length * B * columns * to_weights, dtype=torch.float16, device=x.device)
     kernel = _kernel("lstm_backward", x.device.index, CTAS=n)
     for i, first in enumerate(begins):
         steps = min(length, T - first)
         rows = steps * B
-        dz = torch.empty(R, rows, 4 * H, dtype=torch.float16, device=x.device)
+        dz = all_dz[: R * rows * 4 * H].view(R, rows, 4 * H)
         scale = x.new_empty(R, rows)
         before = x.new_empty(R, B, H), x.new_empty(R, B, H)
-        kernel((n * -(-B // TILE_ROWS), R, 1), THREADS,
+        kernel((n * -(-B // TILE), R, 1), 32 * WARPS,
                [packed, gates, cells, dy, dh, dc, dz, scale, scale_tops[i], *before,
-                T, first, first + steps, B, H, _each(w_hh, R)])  # fmt: skip
+                T, first, first + steps, B, H, _each(w_hh, R)], INPUTS * 32 * WARPS)  # fmt: skip
         dh, dc = before
         if to_weights:
-            right = torch.empty(R, rows, columns, dtype=torch.float16, device=x.device)
-            run("operand", rows * columns // 2, R, y, h0, v, scale, scale_tops[i], x_tops, right,
+            right = all_right[: R * rows * columns].view(R, rows, columns)
+            run("operand", rows * columns // 8, R, y, h0, v, scale, scale_tops[i], x_tops, right,
                 first, rows, T, B, H, F, columns, _each(h0, R), each_x)  # fmt: skip
             products.append(_product(dz.mT, right))
         if to_x and w_ih is None:
@@ -169,8 +173,7 @@ def backward(
     if woven is not None:
         assert w_ih is not None
         parts, factors = (p[0] if len(p) == 1 else torch.cat(p[::-1], 1) for p in (dxs, scales))
-        run.grid("filter", -(-B * D // 32), R, 1024, parts, decay, factors, dx, None,
-                 T, B, D, D, _width(decay), 1, step)  # fmt: skip
+        run.filter(parts, decay, size._replace(F=D), step, v=dx, factors=factors, backwards=True)
         dx = dx * _power_below(w_ih)
     found[0] = dx if to_x else None
     both = [*found, dh if needs[5] else None, dc if needs[6] else None]
@@ -194,37 +197,55 @@ def _chunk(size: Sizes) -> int:
 
 
 def _filtered(
-    run: "_Launcher", x: Tensor, size: Sizes, decay: Tensor | None, step: float, tops: bool = False
+    run: "_Launcher", x: Tensor, size: Sizes, decay: Tensor | None, step: float
 ) -> tuple[Tensor, Tensor]:
-    """The momentum's drive of x, and if asked for the largest entry of each feature."""
-    _, T, B, _, D, F = size
+    """The momentum's drive of x, and the largest entry of each feature."""
+    _, T, B, _, _, F = size
     v = x if decay is None else x.new_empty(len(x), T, B, F)
-    largest = torch.zeros(len(x), F, dtype=torch.int32, device=x.device) if tops else None
-    if decay is not None or tops:
-        run.grid("filter", -(-B * F // 32), len(x), 1024, x, decay, None, None if v is x else v, largest,
-                 T, B, D, F, _width(decay), 0, step)  # fmt: skip
-    return v, x if largest is None else largest
+    tops = torch.zeros(len(x), F, dtype=torch.int32, device=x.device)
+    run.filter(x, decay, size, step, v=None if v is x else v, largest=tops)
+    return v, tops
+
+
+def _spread(
+    run: "_Launcher", x: Tensor, size: Sizes, decay: Tensor | None, step: float, slices: int
+) -> Tensor:
+    """The drive of a narrow input as further columns of the product with U."""
+    _, T, B, _, _, F = size
+    v = x
+    if decay is not None:
+        v = x.new_empty(len(x), T, B, F)
+        run.filter(x, decay, size, step, v=v)
+    tiles = -(-B // TILE)
+    extra = run.new(len(x) * T * tiles * slices * 64)
+    run("spread", T * tiles * TILE * slices, len(x), v, extra, T, B, F, slices)
+    return extra
 
 
 def _projected(
     run: "_Launcher",
-    v: Tensor,
+    x: Tensor,
     w_ih: Tensor,
     b_ih: Tensor | None,
     b_hh: Tensor | None,
     size: Sizes,
-    driven: bool,
+    decay: Tensor | None,
+    step: float,
 ) -> Tensor:
     """The drive of a wide input with all biases, (R, T, B, H, 4), by a product of its own."""
     R, T, B, H, D, F = size
-    columns = -(-(3 * F + 2) // 8) * 8
-    left = torch.empty(len(v), T * B, columns, dtype=torch.bfloat16, device=v.device)
-    run("split_input", T * B * columns // 2, len(v), v, left, T * B, F, columns)
+    width = -(-(3 * F + 2) // 8) * 8
+    left = torch.empty(len(x), T * B, width, dtype=torch.bfloat16, device=x.device)
+    if decay is None:
+        run("split_input", T * B * width // 2, len(x), x, left, T * B, F, width)
+    else:
+        run.filter(x, decay, size, step, packed=left, width=width)
     weights = [w_ih, b_ih, b_hh]
     each = [_each(t, R) for t in weights]
     replicas = R if any(each) else 1
-    right = torch.empty(replicas, 4 * H, columns, dtype=torch.bfloat16, device=v.device)
-    run("split_weights", 4 * H * columns // 2, replicas, *weights, right, H, D, driven, columns, *each)
+    right = torch.empty(replicas, 4 * H, width, dtype=torch.bfloat16, device=x.device)
+    driven = decay is not None
+    run("split_weights", 4 * H * width // 2, replicas, *weights, right, H, D, driven, width, *each)
     return _product(*_broadcast(left, right.mT))
 
 
@@ -268,10 +289,6 @@ def _each(t: Tensor | None, R: int) -> int:
     return int(t is not None and R > 1 and len(t) == R)
 
 
-def _width(decay: Tensor | None) -> int:
-    return 1 if decay is None else decay.shape[1]
-
-
 class _Launcher:
     """Launches the kernels of around.cu on the device of a tensor."""
 
@@ -283,10 +300,28 @@ class _Launcher:
 
     def __call__(self, name: str, threads: int, replicas: int, *args: nvrtc.Argument) -> None:
         """A thread for each of so many elements of each replica."""
-        self.grid(name, -(-threads // 256), replicas, 256, *args)
+        _kernel(name, self.device.index)((-(-threads // 256), replicas, 1), 256, args)
 
-    def grid(self, name: str, blocks: int, replicas: int, block: int, *args: nvrtc.Argument) -> None:
-        _kernel(name, self.device.index)((blocks, replicas, 1), block, args)
+    def filter(
+        self,
+        x: Tensor,
+        decay: Tensor | None,
+        size: Sizes,
+        step: float,
+        *,
+        v: Tensor | None = None,
+        packed: Tensor | None = None,
+        largest: Tensor | None = None,
+        factors: Tensor | None = None,
+        backwards: bool = False,
+        width: int = 0,
+    ) -> None:
+        _, T, B, _, D, F = size
+        columns = 8 if F <= 8 else 32
+        decays = 1 if decay is None else decay.shape[1]
+        sizes = T, B, D, F, decays, backwards, columns, width
+        grid = -(-B * F // columns), len(x), 1
+        _kernel("filter", self.device.index)(grid, 512, [x, decay, factors, v, packed, largest, *sizes, step])
 
 
 @functools.cache

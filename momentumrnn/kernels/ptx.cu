@@ -125,12 +125,14 @@ __device__ inline uint4 load_four(u32 address) {
 
 template <int BYTES>
 __device__ inline void copy_later(u32 address, const void *from, bool there) {
-  if (there) {
-    if (BYTES == 16)
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
-    else
-      asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(from), "n"(BYTES) : "memory");
-  }
+  if (BYTES == 16)
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16; }" ::"r"(address),
+                 "l"(from), "r"((u32)there)
+                 : "memory");
+  else
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], %3; }" ::"r"(address),
+                 "l"(from), "r"((u32)there), "n"(BYTES)
+                 : "memory");
 }
 __device__ inline void end_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int LATEST>  // waits for all groups of copies but so many latest ones
@@ -168,12 +170,6 @@ __device__ inline void send(u32 address, float x, float y, u32 barrier) {
                "f"(x), "f"(y), "r"(barrier)
                : "memory");
 }
-__device__ inline void send(u32 address, const uint4 &x, u32 barrier) {
-  asm volatile(
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(address),
-      "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"(barrier)
-      : "memory");
-}
 
 // ---- barriers in shared memory that count bytes; each phase has one arrival, made by `expect`
 
@@ -199,11 +195,4 @@ __device__ inline void wait(u32 barrier, u32 phase) {
   const long long begin = clock64();
   while (!complete(barrier, phase))
     if (clock64() - begin > 10000000000LL) asm volatile("trap;");
-}
-// One copy of many bytes from global memory, counted on a barrier; 16-byte steps.
-__device__ inline void bulk_copy(u32 address, const void *from, u32 bytes, u32 barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(address),
-      "l"(from), "r"(bytes), "r"(barrier)
-      : "memory");
 }

@@ -1,0 +1,297 @@
+"""CUDA C++ compiled by NVRTC at run time, kept on disk, loaded and launched by the driver, through ctypes."""
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import re
+import struct
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+Argument = Tensor | int | float | None
+Defines = tuple[tuple[str, int], ...]
+
+WINDOWS = os.name == "nt"
+# Attributes of a kernel, as the driver numbers them.
+LOCAL_BYTES, REGISTERS, DYNAMIC_SHARED = 3, 4, 8
+FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+
+_kernels: dict[tuple[str, str, Defines, int], "Kernel"] = {}
+_lock = threading.Lock()
+
+
+class Resources(NamedTuple):
+    """What a thread of a kernel takes, with the functions it calls: registers, and bytes of local memory."""
+
+    registers: int
+    stack: int
+    spill_stores: int
+    spill_loads: int
+
+
+def missing() -> str:
+    """Why kernels can't be compiled here, for a user; empty if they can."""
+    if _nvrtc() is not None:
+        return ""
+    wheel = "nvidia-cuda-nvrtc-cu12" if _wanted() == 12 else "nvidia-cuda-nvrtc"
+    return f"NVRTC, which compiles CUDA kernels, was not found; 'pip install {wheel}' brings it"
+
+
+def compile(source: str, arch: str, defines: Mapping[str, int]) -> tuple[bytes, str]:
+    """Compiles CUDA C++ without headers for an arch like "sm_90"; returns the cubin and ptxas's report."""
+    nvrtc, program, size = _found(), ctypes.c_void_p(), ctypes.c_size_t()
+    options = [option.encode() for option in _options(arch, defines)]
+    if nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None):
+        raise RuntimeError("NVRTC could not start")
+    try:
+        failed = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
+        nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+        text = ctypes.create_string_buffer(size.value + 1)
+        nvrtc.nvrtcGetProgramLog(program, text)
+        log = text.value.decode(errors="replace")
+        if failed or nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size)):
+            raise RuntimeError("\n".join([f"NVRTC could not compile for {arch}:", *log.splitlines()[:20]]))
+        code = ctypes.create_string_buffer(size.value)
+        if nvrtc.nvrtcGetCUBIN(program, code):
+            raise RuntimeError(f"NVRTC made no cubin for {arch}")
+        return code.raw, log
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def resources(log: str) -> dict[str, Resources]:
+    """What each kernel takes, by name, from ptxas's report in the log of NVRTC or nvcc."""
+    found = {}
+    for part in log.split("Compiling entry function '")[1:]:
+        registers = re.search(r"Used (\d+) registers", part)
+        if registers:
+            frames = (sum(map(int, column)) for column in zip(*FRAME.findall(part), strict=True))
+            found[part.split("'")[0]] = Resources(int(registers[1]), *frames)
+    return found
+
+
+def cubin(source: str, arch: str, defines: Mapping[str, int]) -> bytes:
+    """The cubin from the cache on disk, or compiled and put there."""
+    key = repr((source, _options(arch, defines), _version()))
+    path = _folder() / f"{hashlib.sha256(key.encode()).hexdigest()}.cubin"
+    code = _read(path)
+    if code is None:
+        code, _ = compile(source, arch, defines)
+        _write(path, code)
+    return code
+
+
+def load(source: str, name: str, defines: Defines, device: int) -> "Kernel":
+    """The kernel of that name on a device, compiled and loaded when first asked for."""
+    key = source, name, defines, device
+    kernel = _kernels.get(key)
+    if kernel is None:
+        with _lock:
+            kernel = _kernels.get(key)
+            if kernel is None:
+                kernel = _kernels[key] = Kernel(name, device, *_module(source, defines, device))
+    return kernel
+
+
+class Kernel:
+    """A kernel on a device, whose parameters are pointers, int and float."""
+
+    def __init__(self, name: str, device: int, context: int | None, module: int | None) -> None:
+        function = ctypes.c_void_p()
+        _call(context, _driver().cuModuleGetFunction, ctypes.byref(function), module, name.encode())
+        self.name, self.device = name, device
+        self._context, self._function = context, function.value
+        self._shared = self._attribute(DYNAMIC_SHARED)
+
+    def __call__(
+        self, grid: tuple[int, int, int], block: int, args: Sequence[Argument], shared: int = 0
+    ) -> None:
+        """Launches on torch's current stream, with so many bytes of dynamic shared memory."""
+        driver, function = _driver(), self._function
+        if shared > self._shared:
+            _call(self._context, driver.cuFuncSetAttribute, function, DYNAMIC_SHARED, shared)
+            self._shared = shared
+        stream = torch._C._cuda_getCurrentRawStream(self.device)
+        shape = *grid, block, 1, 1, shared
+        _call(self._context, driver.cuLaunchKernel, function, *shape, stream, pack(args), None)
+
+    @property
+    def registers(self) -> int:
+        """Registers of a thread."""
+        return self._attribute(REGISTERS)
+
+    @property
+    def local_bytes(self) -> int:
+        """Local memory of a thread: its stack and what is spilled."""
+        return self._attribute(LOCAL_BYTES)
+
+    def _attribute(self, which: int) -> int:
+        value = ctypes.c_int()
+        _call(self._context, _driver().cuFuncGetAttribute, ctypes.byref(value), which, self._function)
+        return value.value
+
+
+def pack(args: Sequence[Argument]) -> "ctypes.Array[ctypes.c_uint64]":
+    """Arguments as the driver takes them: a pointer to each value, then the values, 8 bytes each."""
+    n = len(args)
+    buffer = (ctypes.c_uint64 * (2 * n))()
+    start = ctypes.addressof(buffer) + 8 * n
+    layout, values = f"={n}Q", list[float](range(start, start + 8 * n, 8))
+    for a in args:
+        if isinstance(a, Tensor):
+            layout += "Q"
+            values.append(a.data_ptr())
+        elif a is None:
+            layout += "Q"
+            values.append(0)
+        elif isinstance(a, int):
+            layout += "i4x"
+            values.append(a)
+        elif isinstance(a, float):
+            layout += "f4x"
+            values.append(a)
+        else:
+            raise TypeError(f"a kernel takes tensors, None, int and float, not {type(a).__name__}")
+    struct.pack_into(layout, buffer, 0, *values)
+    return buffer
+
+
+@functools.cache
+def _module(source: str, defines: Defines, device: int) -> tuple[int | None, int | None]:
+    """A device's primary context, which is torch's too, and the module loaded there; both stay."""
+    major, minor = torch.cuda.get_device_capability(device)
+    code = cubin(source, f"sm_{major}{minor}", dict(defines))
+    driver, number, context, module = _driver(), ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
+    _check(driver.cuDeviceGet(ctypes.byref(number), device))
+    _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), number))
+    _call(context.value, driver.cuModuleLoadData, ctypes.byref(module), code)
+    return context.value, module.value
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    driver = ctypes.CDLL("nvcuda.dll" if WINDOWS else "libcuda.so.1")
+    pointer, number = ctypes.c_void_p, ctypes.c_uint
+    driver.cuCtxPushCurrent_v2.argtypes = [pointer]
+    driver.cuModuleGetFunction.argtypes = [pointer, pointer, ctypes.c_char_p]
+    driver.cuFuncGetAttribute.argtypes = [pointer, number, pointer]
+    driver.cuFuncSetAttribute.argtypes = [pointer, number, number]
+    driver.cuLaunchKernel.argtypes = [pointer, *[number] * 7, pointer, pointer, pointer]
+    return driver
+
+
+def _call(context: int | None, function: Any, *args: Any) -> None:
+    """Calls the driver in a context: a thread of autograd may have none, or that of another device."""
+    driver = _driver()
+    _check(driver.cuCtxPushCurrent_v2(context))
+    try:
+        code = function(*args)
+    finally:
+        driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+    _check(code)
+
+
+def _check(code: int) -> None:
+    if code:
+        name, text = ctypes.c_char_p(), ctypes.c_char_p()
+        _driver().cuGetErrorName(code, ctypes.byref(name))
+        _driver().cuGetErrorString(code, ctypes.byref(text))
+        words = ", ".join(word.value.decode() for word in (name, text) if word.value)
+        raise RuntimeError(f"CUDA's driver returned error {code}: {words}")
+
+
+def _found() -> ctypes.CDLL:
+    nvrtc = _nvrtc()
+    if nvrtc is None:
+        raise RuntimeError(missing())
+    return nvrtc
+
+
+@functools.cache
+def _nvrtc() -> ctypes.CDLL | None:
+    for path in _places():
+        with contextlib.suppress(OSError):
+            # NVRTC 13.0 does not look for its other half beside itself.
+            if os.path.isabs(path):
+                for half in _files(Path(path).parent, "libnvrtc-builtins*.so.*"):
+                    ctypes.CDLL(half)
+            return ctypes.CDLL(path)
+    return None
+
+
+def _places() -> list[str]:
+    """Where NVRTC may be: of the major version of torch's CUDA first, then the newest."""
+    here = Path(torch.__file__).parent
+    wheels = [here.parent, *map(Path, filter(None, sys.path))]
+    toolkits = [Path(os.environ.get("CUDA_HOME") or "/usr/local/cuda"), *Path("/usr/local").glob("cuda-*")]
+    folders = [folder for root in wheels for folder in root.absolute().glob("nvidia/*/lib")]
+    folders += [here / "lib", Path(sys.prefix, "lib"), *(root / "lib64" for root in toolkits)]
+    pattern = "nvrtc64_*.dll" if WINDOWS else "libnvrtc[.-]*so*"
+    found = [path for folder in folders for path in _files(folder, pattern) if "-builtins" not in path]
+    # Loaded already, or where the system looks.
+    found += [] if WINDOWS else ["libnvrtc.so.13", "libnvrtc.so.12"]
+    return sorted(dict.fromkeys(found), key=lambda path: (_major(path) != _wanted(), -_major(path)))
+
+
+def _files(folder: Path, pattern: str) -> list[str]:
+    return [str(path) for path in sorted(folder.glob(pattern)) if ".alt." not in path.name]
+
+
+def _major(path: str) -> int:
+    """The major version in a name like libnvrtc.so.13 or nvrtc64_130_0.dll."""
+    found = re.search(r"(?:\.so\.|nvrtc64_)(\d\d)", path)
+    return int(found[1]) if found else 0
+
+
+def _wanted() -> int:
+    return int((torch.version.cuda or "0").split(".")[0])
+
+
+def _version() -> tuple[int, int]:
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _found().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    return major.value, minor.value
+
+
+def _options(arch: str, defines: Mapping[str, int]) -> list[str]:
+    options = [f"--gpu-architecture={arch}", "-default-device", "--std=c++17", "--ptxas-options=-v"]
+    return options + [f"-D{name}={value:d}" for name, value in sorted(defines.items())]
+
+
+def _folder() -> Path:
+    given = os.environ.get("MOMENTUMRNN_CACHE")
+    if given:
+        return Path(given)
+    base = os.environ.get("LOCALAPPDATA" if WINDOWS else "XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    # Whoever has no home has no cache, and no folder of the name ~ either.
+    return Path(os.devnull if base.startswith("~") else base, "momentumrnn")
+
+
+def _read(path: Path) -> bytes | None:
+    """A cubin from the cache, or None. Its file ends with a checksum, so half a file is no cubin."""
+    try:
+        stored = path.read_bytes()
+    except OSError:
+        return None
+    code, checksum = stored[:-32], stored[-32:]
+    return code if hashlib.sha256(code).digest() == checksum else None
+
+
+def _write(path: Path, code: bytes) -> None:
+    """Puts a cubin into the cache, whole or not at all; who may not write compiles in each process."""
+    part = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            part.write_bytes(code + hashlib.sha256(code).digest())
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
