@@ -409,7 +409,8 @@ def rival(name: str, ours: Contender, case: Case) -> Contender:
     if name.startswith("replicas-"):
         return _replicas(ours, int(name.removeprefix("replicas-")))
     dtype = DTYPES.get(name, case.dtype)
-    theirs = LAYERS[case.shape.cell][1](case.shape.D, case.shape.H).to(case.device, dtype)
+    # Made there, for cuDNN wants all weights in one piece.
+    theirs = LAYERS[case.shape.cell][1](case.shape.D, case.shape.H, device=case.device, dtype=dtype)
     with torch.no_grad():
         for weight_name, weight in theirs.named_parameters():
             weight.copy_(getattr(layer, weight_name, torch.zeros(())))
@@ -430,7 +431,8 @@ def pad(plain: Contender) -> Contender:
     if not isinstance(layer, nn.LSTM):
         raise RuntimeError("padding is for an LSTM alone")
     (_, rows, columns), units = plain.x.shape, layer.hidden_size
-    wide = nn.LSTM(_up(columns, 128), _up(units, 128)).to(plain.x)
+    place = {"device": plain.x.device, "dtype": plain.x.dtype}
+    wide = nn.LSTM(_up(columns, 128), _up(units, 128), **place)
     with torch.no_grad():
         for name, weight in layer.named_parameters():
             part = _part(wide.get_parameter(name).zero_(), weight.shape)

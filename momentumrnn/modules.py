@@ -12,7 +12,7 @@ from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizat
 from torch.nn.utils.rnn import PackedSequence
 
 from . import backends, cells
-from .backends import reference
+from .backends import cuda, reference
 from .backends.stack import Network, exporting
 from .cells import Cell, Weights
 from .init import BY_NAME, Init
@@ -75,9 +75,6 @@ class State(NamedTuple):
 
 torch.serialization.add_safe_globals([State])  # so that torch.load takes it
 
-# Torch's name of each weight, and ours inside.
-_FIELDS = {"weight_ih": "ih", "weight_hh": "hh", "bias_ih": "b_ih", "bias_hh": "b_hh", "weight_hr": "hr"}
-
 
 class _Module(nn.Module):
     """What layers and cells share: weights by torch's names, and states read and checked."""
@@ -110,12 +107,15 @@ class _Module(nn.Module):
     def _weights(self, suffix: str, seen: dict[int, Tensor] | None = None) -> Weights:
         """The weights of one direction of one layer; a parametrisation met before is in `seen`."""
         seen = {} if seen is None else seen
-        return Weights(
-            **{_FIELDS[name]: self._weight(name + suffix, seen) for name in self._weight_shapes(0)}
-        )
+        ih, hh = self._weight("weight_ih" + suffix, seen), self._weight("weight_hh" + suffix, seen)
+        b_ih = self._weight("bias_ih" + suffix, seen) if self.bias is True else None
+        b_hh = self._weight("bias_hh" + suffix, seen) if self.bias else None
+        hr = self._weight("weight_hr" + suffix, seen) if self.proj_size else None
+        return Weights(ih, hh, b_ih, b_hh, hr)
 
     def _weight(self, name: str, seen: dict[int, Tensor]) -> Tensor:
-        if not is_parametrized(self, name):
+        # Asked of the module first: of a name it costs more.
+        if "parametrizations" not in self._modules or not is_parametrized(self, name):
             return getattr(self, name)  # type: ignore[no-any-return]
         # Layers that share a matrix share its parametrisation: it is evaluated once.
         key = id(self.parametrizations[name])  # type: ignore[index]
@@ -146,18 +146,21 @@ class _Module(nn.Module):
         self, rows: tuple[int, ...], dtype: torch.dtype
     ) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Shape and dtype of each tensor of a State for so many rows, () if unbatched, of such an input."""
-        widths = list(self.cell.widths(self.hidden_size))
-        widths[0] = self.proj_size or widths[0]
         gates = self.cell.gates * self.hidden_size
         first = 0 if self.momentum is None else gates
         second = 0 if self.momentum is None or self.momentum.linear else gates
         lead = (*self._lead(), *rows)
         return {
-            **{f"hidden[{i}]": ((*lead, width), dtype) for i, width in enumerate(widths)},
+            **{f"hidden[{i}]": ((*lead, width), dtype) for i, width in enumerate(self._widths())},
             "v": ((*lead, first), wide(dtype)),
             "n": ((*lead, second), wide(dtype)),
             "k": (rows, torch.int64),
         }
+
+    def _widths(self) -> tuple[int, ...]:
+        """The columns of each hidden tensor."""
+        first, *others = self.cell.widths(self.hidden_size)
+        return self.proj_size or first, *others
 
     @abstractmethod
     def _lead(self) -> tuple[int, ...]:
@@ -174,7 +177,7 @@ class _Module(nn.Module):
         weights, factored = [self._weights(suffix, seen) for suffix in self._suffixes()], ""
         if self.factored and (self.momentum is None or self.momentum.linear):
             weights = [
-                w._replace(ih=w.hh @ w.ih, b_ih=None if w.b_ih is None else w.hh @ w.b_ih) for w in weights
+                Weights(w.hh @ w.ih, w.hh, None if w.b_ih is None else w.hh @ w.b_ih, w.b_hh) for w in weights
             ]
         elif self.factored:
             factored = "printed" if self.factored == "printed" else "derived"
@@ -187,11 +190,14 @@ class _Module(nn.Module):
 
     def _read(self, hx: Any, rows: tuple[int, ...], x: Tensor) -> State:
         """hx, checked, as a State; from torch's hx, or None, one without moments."""
-        shapes, states = self._shapes(rows, x.dtype), self.cell.states
-        none, k = x.new_zeros(*self._lead(), *rows, 0), x.new_zeros(rows, dtype=torch.int64)
+        lead = *self._lead(), *rows
+        # Without a State nobody reads k.
+        none, k = x.new_empty(*lead, 0), x.new_empty(rows, dtype=torch.int64)
         if hx is None:
-            hidden = (x.new_zeros(shape) for shape, _ in list(shapes.values())[:states])
-            return State(tuple(hidden), none, none, k)
+            widths = self._widths()
+            zeros = {width: x.new_zeros(*lead, width) for width in set(widths)}
+            return State(tuple(zeros[width] for width in widths), none, none, k)
+        shapes, states = self._shapes(rows, x.dtype), self.cell.states
         if isinstance(hx, State):
             given, named = [*hx.hidden, hx.v, hx.n, hx.k], [f"hx.{name}" for name in shapes]
         elif states == 1:
@@ -205,7 +211,8 @@ class _Module(nn.Module):
             raise ValueError(f"hx should hold {states} hidden tensors, got {count}")
         for name, tensor, (shape, dtype) in zip(named, given, shapes.values(), strict=False):
             hint = f"the input has {rows[0]} rows" if rows else "the input is unbatched"
-            if name in ("hx.v", "hx.n") and isinstance(tensor, Tensor) and tensor.shape[:-1] == shape[:-1]:
+            differs = isinstance(tensor, Tensor) and tensor.shape != shape
+            if differs and name in ("hx.v", "hx.n") and tensor.shape[:-1] == shape[:-1]:
                 hint = f"this layer has momentum={self.momentum!r}"
             _check_tensor(name, tensor, shape, dtype, x.device, hint)
         return hx if isinstance(hx, State) else State(tuple(given), none, none, k)
@@ -316,13 +323,21 @@ class Recurrent(_Module):
 
         With torch's hx, or None, the momentum starts at zero: to go on with a sequence, carry the State.
         """
-        # Unrolled over time a layer takes minutes to compile; so a graph breaks here, as at torch's layers.
-        if torch.compiler.is_dynamo_compiling() and not exporting():
-            return torch.compiler.disable(self._forward)(input, hx)  # type: ignore[no-any-return, no-untyped-call]
-        return self._forward(input, hx)
-
-    def _forward(self, input: Tensor | PackedSequence, hx: Any) -> tuple[Any, Any]:
         net = self._asked(input)
+        # Unrolled over time a layer takes minutes to compile; so a graph breaks here, as at torch's layers,
+        # unless an operator of our own runs it.
+        if torch.compiler.is_dynamo_compiling() and not exporting() and not self._traces(net, input):
+            return torch.compiler.disable(self._forward)(net, input, hx)  # type: ignore[no-any-return, no-untyped-call]
+        return self._forward(net, input, hx)
+
+    def _traces(self, net: Network, input: Tensor | PackedSequence) -> bool:
+        """Whether the backend that will run this is the one which torch.compile can follow."""
+        if isinstance(input, PackedSequence) or self.backend not in ("auto", "cuda"):
+            return False
+        _, sizes = self._rows(input, net.weights[0].ih)
+        return not cuda.supports(net, sizes)
+
+    def _forward(self, net: Network, input: Tensor | PackedSequence, hx: Any) -> tuple[Any, Any]:
         x, sizes = self._rows(input, net.weights[0].ih)
         if isinstance(hx, State) and self.bidirectional:
             raise ValueError(
@@ -342,9 +357,10 @@ class Recurrent(_Module):
         run = backends.choose(self.backend, net, sizes).run
         y, hidden, moments = run(net, x, sizes, state.hidden, moments)
 
-        after = State(hidden, *(moments or state[1:]))
+        v, n, k = moments or state[1:]
         if isinstance(hx, State):
-            after = after._replace(k=state.k + lengths(sizes, x.device))
+            k = state.k + lengths(sizes, x.device)
+        after = State(hidden, v, n, k)
         if packed is not None and packed.unsorted_indices is not None:
             after = after.select(packed.unsorted_indices)
         if not batched:
@@ -390,7 +406,7 @@ class Recurrent(_Module):
         return [[w for w in self._weights(s) if w is not None] for s in self._suffixes()]
 
     def _lead(self) -> tuple[int, ...]:
-        return (len(self._suffixes()),)
+        return (self.num_layers * (2 if self.bidirectional else 1),)
 
     def _suffixes(self) -> list[str]:
         turns = ("", "_reverse") if self.bidirectional else ("",)

@@ -76,7 +76,7 @@ def test_plain_is_torch_to_the_bit(kind, options):
     torch.manual_seed(1)
     theirs = getattr(nn, kind)(5, 64, **options).cuda()
     torch.manual_seed(1)
-    ours = getattr(mr, kind)(5, 64, **options).cuda()
+    ours = getattr(mr, kind)(5, 64, **options, backend="native").cuda()
     x = torch.randn(50, 16, 5, device="cuda")
     with warnings.catch_warnings():
         warnings.simplefilter("error")

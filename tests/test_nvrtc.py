@@ -198,7 +198,7 @@ class Driver:
     """A driver without a GPU, which writes down what is called."""
 
     def __init__(self):
-        self.calls, self.fail = [], None
+        self.calls, self.fail, self.lost = [], None, None
 
     def __getattr__(self, name):
         def function(*args):
@@ -207,6 +207,8 @@ class Driver:
                 args[0]._obj.value = {3: 0, 4: 40, 8: 48 * 1024}[args[1]]
             if name in ("cuGetErrorName", "cuGetErrorString"):
                 args[1]._obj.value = name[5:].encode()
+            if name == self.lost and "cuCtxPushCurrent_v2" not in self.names():
+                return 201
             return 700 if name == self.fail else 0
 
         return function
@@ -220,21 +222,25 @@ def driver(monkeypatch):
     driver = Driver()
     monkeypatch.setattr(nvrtc, "_driver", lambda: driver)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 70 + device, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     return driver
 
 
-def test_launch(driver):
-    """In the kernel's context and on the current stream; nothing else is called, so nothing waits."""
-    kernel = nvrtc.Kernel("add", 1, 11, 22)
+@pytest.mark.parametrize(("device", "lost"), [(0, None), (0, "cuLaunchKernel"), (1, None)])
+def test_launch(driver, device, lost):
+    """On the current stream, and in the device's context where that isn't current; nothing waits."""
+    kernel = nvrtc.Kernel("add", device, 11, 22)
     assert (kernel.registers, kernel.local_bytes) == (40, 0)
     driver.calls.clear()
+    driver.lost = lost
     kernel((3, 2, 1), 256, [None, 5], shared=48 * 1024)
-    push, launch, pop = driver.calls
-    assert push == ("cuCtxPushCurrent_v2", 11)
-    assert launch[:1] + launch[2:10] == ("cuLaunchKernel", 3, 2, 1, 256, 1, 1, 48 * 1024, 71)
+    alone, within = ["cuLaunchKernel"], ["cuCtxPushCurrent_v2", "cuLaunchKernel", "cuCtxPopCurrent_v2"]
+    assert driver.names() == (alone * (lost is not None) + within if device or lost else alone)
+    assert all(call[1] == 11 for call in driver.calls if call[0] == "cuCtxPushCurrent_v2")
+    launch = [call for call in driver.calls if call[0] == "cuLaunchKernel"][-1]
+    assert launch[2:10] == (3, 2, 1, 256, 1, 1, 48 * 1024, 70 + device)
     assert list(launch[10][2:]) == [0, 5]
     assert launch[11] is None
-    assert pop[0] == "cuCtxPopCurrent_v2"
 
 
 def test_the_limit_of_shared_memory_is_raised_once(driver):
@@ -247,7 +253,7 @@ def test_the_limit_of_shared_memory_is_raised_once(driver):
 
 @pytest.mark.parametrize("fail", ["cuCtxPushCurrent_v2", "cuLaunchKernel", "cuFuncSetAttribute"])
 def test_errors_of_the_driver(driver, fail):
-    kernel = nvrtc.Kernel("add", 0, 11, 22)
+    kernel = nvrtc.Kernel("add", 1, 11, 22)
     driver.calls.clear()
     driver.fail = fail
     with pytest.raises(RuntimeError, match="CUDA's driver returned error 700: ErrorName, ErrorString"):

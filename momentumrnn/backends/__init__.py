@@ -6,7 +6,7 @@ from typing import Protocol
 from torch import Tensor
 
 from ..momentum import MomentumState
-from . import native, reference
+from . import cuda, native, reference
 from .stack import Network, Result
 
 
@@ -30,7 +30,7 @@ class Backend(Protocol):
 
 
 # Fastest first: "auto" takes the first that can.
-BACKENDS: dict[str, Backend] = {"native": native, "reference": reference}
+BACKENDS: dict[str, Backend] = {"cuda": cuda, "native": native, "reference": reference}
 NAMES = ("auto", *BACKENDS)
 
 

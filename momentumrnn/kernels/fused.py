@@ -67,6 +67,7 @@ def forward(
     """See `op`; all in float32."""
     inputs = [x, w_ih, w_hh, b_ih, b_hh, h0, c0]
     x, w_ih, w_hh, b_ih, b_hh, h0, c0 = (t if t is None else t.contiguous() for t in inputs)  # type: ignore[assignment]
+    decay = decay if decay is None else decay.contiguous()
     size = _sizes(x, w_ih, w_hh, b_ih, b_hh, h0, c0, decay)
     R, T, B, H, D, F = size
     run = _Launcher(x)
@@ -120,6 +121,7 @@ def backward(
     inputs = [x, w_ih, w_hh, b_ih, b_hh, h0, c0]
     x, w_ih, w_hh, b_ih, b_hh, h0, c0 = (t if t is None else t.contiguous() for t in inputs)  # type: ignore[assignment]
     dy, dh, dc = (t if t is None else t.contiguous() for t in (dy, dh, dc))
+    decay = decay if decay is None else decay.contiguous()
     size = _sizes(x, w_ih, w_hh, b_ih, b_hh, h0, c0, decay)
     R, T, B, H, D, F = size
     n, run, each_x = ctas(H), _Launcher(x), _each(x, R)
@@ -185,7 +187,7 @@ def backward(
 
 def _sizes(x: Tensor, w_ih: Tensor | None, w_hh: Tensor, b_ih: Tensor | None, *rest: Tensor | None) -> Sizes:
     *others, decay = rest
-    R = max(len(t) for t in (x, w_ih, w_hh, b_ih, *others) if t is not None)
+    R = max(t.shape[0] for t in (x, w_ih, w_hh, b_ih, *others) if t is not None)
     D = 0 if w_ih is None else x.shape[3]
     return Sizes(R, x.shape[1], x.shape[2], w_hh.shape[2], D, D + (decay is not None and b_ih is not None))
 
@@ -281,12 +283,14 @@ def _broadcast(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 def _alike(h0: Tensor, c0: Tensor) -> tuple[Tensor, Tensor]:
     """Both shared or neither."""
+    if h0.shape[0] == c0.shape[0]:
+        return h0, c0
     R = max(len(h0), len(c0))
     return h0.expand(R, -1, -1).contiguous(), c0.expand(R, -1, -1).contiguous()
 
 
 def _each(t: Tensor | None, R: int) -> int:
-    return int(t is not None and R > 1 and len(t) == R)
+    return int(R > 1 and t is not None and t.shape[0] == R)
 
 
 class _Launcher:
@@ -317,7 +321,7 @@ class _Launcher:
         width: int = 0,
     ) -> None:
         _, T, B, _, D, F = size
-        columns = 8 if F <= 8 else 32
+        columns = 8 if B * F <= 2048 else 32
         decays = 1 if decay is None else decay.shape[1]
         sizes = T, B, D, F, decays, backwards, columns, width
         grid = -(-B * F // columns), len(x), 1

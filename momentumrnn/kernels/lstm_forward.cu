@@ -50,7 +50,7 @@ __device__ inline float tanh_of(float x) {
   return fmaf(2.f, reciprocal(1.f + exp2_fast(-2.f * LOG2E * x)), -1.f);
 }
 // Two sigmoids for the backward pass, as counts of 1 / 65535: the errors of forget gates add up over time, and halves
-// would be eight times as coarse near 1/2. Added to 2^23, a count stands in the lowest bits.
+// would be sixteen times as coarse near 1/2. Added to 2^23, a count stands in the lowest bits.
 __device__ inline u32 counts_of(float v, float w) {
   return __byte_perm(__float_as_uint(fmaf(v, 65535.f, 8388608.f)), __float_as_uint(fmaf(w, 65535.f, 8388608.f)), 0x5410);
 }

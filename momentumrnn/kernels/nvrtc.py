@@ -9,7 +9,7 @@ import re
 import struct
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ Defines = tuple[tuple[str, int], ...]
 WINDOWS = os.name == "nt"
 # Attributes of a kernel, as the driver numbers them.
 LOCAL_BYTES, REGISTERS, DYNAMIC_SHARED = 3, 4, 8
+NO_CONTEXT = 201  # an error of the driver
 FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
 _kernels: dict[tuple[str, str, Defines, int], "Kernel"] = {}
@@ -120,8 +121,13 @@ class Kernel:
             _call(self._context, driver.cuFuncSetAttribute, function, DYNAMIC_SHARED, shared)
             self._shared = shared
         stream = torch._C._cuda_getCurrentRawStream(self.device)
-        shape = *grid, block, 1, 1, shared
-        _call(self._context, driver.cuLaunchKernel, function, *shape, stream, pack(args), None)
+        launch = function, *grid, block, 1, 1, shared, stream, pack(args), None
+        # As a rule the device's context is current. To try costs less than to make sure each time.
+        code = driver.cuLaunchKernel(*launch) if torch._C._cuda_getDevice() == self.device else NO_CONTEXT
+        if code == NO_CONTEXT:
+            _call(self._context, driver.cuLaunchKernel, *launch)
+        else:
+            _check(code)
 
     @property
     def registers(self) -> int:
@@ -144,24 +150,28 @@ def pack(args: Sequence[Argument]) -> "ctypes.Array[ctypes.c_uint64]":
     n = len(args)
     buffer = (ctypes.c_uint64 * (2 * n))()
     start = ctypes.addressof(buffer) + 8 * n
-    layout, values = f"={n}Q", list[float](range(start, start + 8 * n, 8))
-    for a in args:
-        if isinstance(a, Tensor):
-            layout += "Q"
-            values.append(a.data_ptr())
-        elif a is None:
-            layout += "Q"
-            values.append(0)
-        elif isinstance(a, int):
-            layout += "i4x"
-            values.append(a)
-        elif isinstance(a, float):
-            layout += "f4x"
-            values.append(a)
-        else:
-            raise TypeError(f"a kernel takes tensors, None, int and float, not {type(a).__name__}")
-    struct.pack_into(layout, buffer, 0, *values)
+    layout, values = _layout(tuple(map(type, args)))
+    numbers = [value(a) if value else a for a, value in zip(args, values, strict=True)]
+    layout.pack_into(buffer, 0, *range(start, start + 8 * n, 8), *numbers)
     return buffer
+
+
+@functools.cache
+def _layout(types: tuple[type, ...]) -> tuple[struct.Struct, list[Callable[[Any], int] | None]]:
+    """Of arguments of these types the bytes, and what makes the number of each; None: it is one."""
+    known: list[tuple[type, str, Callable[[Any], int] | None]] = [
+        (Tensor, "Q", Tensor.data_ptr),
+        (type(None), "Q", lambda _: 0),
+        (int, "i4x", None),
+        (float, "f4x", None),
+    ]
+    rows = []
+    for t in types:
+        row = next((row for row in known if issubclass(t, row[0])), None)
+        if row is None:
+            raise TypeError(f"a kernel takes tensors, None, int and float, not {t.__name__}")
+        rows.append(row)
+    return struct.Struct(f"={len(types)}Q" + "".join(r[1] for r in rows)), [r[2] for r in rows]
 
 
 @functools.cache
