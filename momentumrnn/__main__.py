@@ -26,13 +26,12 @@ class Bench:
     among them, the others are compared with it too."""
     backend: str = "auto"
     """auto takes the fastest that serves; another name, such as native or reference, that one or none."""
-    rivals: tuple[Literal["torch", "torch-fp32", "torch-bf16", "torch-fp16", "torch-padded", "loop"], ...] = (
-        "torch",
-        "loop",
-    )
+    rivals: tuple[
+        Literal["torch", "torch-fp32", "torch-bf16", "torch-fp16", "torch-padded", "native", "loop"], ...
+    ] = ("torch", "loop")
     """torch: torch.nn's plain layer; torch-fp32: without TF32; torch-bf16, torch-fp16: in that dtype;
-    torch-padded: an LSTM in float16 at sizes for which cuDNN has its fastest kernels; loop: the paper's
-    listing, step by step in Python, with the momentum."""
+    torch-padded: an LSTM in float16 at sizes for which cuDNN has its fastest kernels; native: our layer on
+    the backend of that name; loop: the paper's listing, step by step in Python, with the momentum."""
     replicas: tuple[int, ...] = ()
     """Also time ours so many times over, each with its own weights, in one run through torch.vmap."""
     device: Literal["cpu", "cuda"] | None = None

@@ -12,6 +12,7 @@ import signal
 import statistics
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -93,7 +94,9 @@ TOLERANCE = {
     "TF32": (2e-2, 2e-2),
     "bfloat16": (1e-1, 1e-1),  # 7e-2, 6e-2; with Nesterov 5e-1
     "float16": (5e-2, 5e-2),  # 7e-3, 1e-2; with Nesterov 1e-1
-    "cuda": (1e-3, 1e-3),  # of the backend of that name in float32; in relative norms
+    # Of the backend cuda in float32, in relative norms.
+    "cuda": (1e-3, 1e-3),  # 1e-4, 5e-4
+    "cuda, Nesterov": (1e-3, 2e-2),  # 1e-4, 9e-3 where T is 784: c follows a drive that has no bound
 }
 
 REPLAY = 1e-2  # largest relative norm between what a CUDA graph gives and what its calls give without one
@@ -219,14 +222,17 @@ def bench(
     }
     plain: dict[tuple[str, str], dict[str, Any]] = {}
     try:
-        for case in cases:
-            found, key = measure(case, rivals, replicas, repeats, memory), (case.name, case.shape.cell)
-            if case.momentum is None:
-                plain[key] = found
-            elif key in plain and found["status"] == plain[key]["status"] == "ok":
-                found["against_plain"] = _against(found["rows"]["ours"], plain[key]["rows"]["ours"])
-            result["cases"].append(found)
-            report(result)
+        with warnings.catch_warnings():
+            # Torch can't join the weights of a layer in bfloat16, and says so at each call.
+            warnings.filterwarnings("ignore", "RNN module weights are not part")
+            for case in cases:
+                found, key = measure(case, rivals, replicas, repeats, memory), (case.name, case.shape.cell)
+                if case.momentum is None:
+                    plain[key] = found
+                elif key in plain and found["status"] == plain[key]["status"] == "ok":
+                    found["against_plain"] = _against(found["rows"]["ours"], plain[key]["rows"]["ours"])
+                result["cases"].append(found)
+                report(result)
         result["complete"] = True
     except KeyboardInterrupt:
         pass
@@ -296,7 +302,7 @@ def measure(
         for name in names[1:]:
             with _noting(notes["reason"], name):
                 contender = rival(name, ours, case)
-                same = contender.module is ours.module
+                same = contender.module is ours.module or name == "native"
                 errors[name] = _parity(contender, truth if same else None)
                 contenders[name] = contender
         allowed = _tolerance(case, found["backend"])
@@ -408,6 +414,10 @@ def rival(name: str, ours: Contender, case: Case) -> Contender:
         return replace(ours, about="loop, the paper's listing", run=partial(loop, layer))
     if name.startswith("replicas-"):
         return _replicas(ours, int(name.removeprefix("replicas-")))
+    if name == "native":
+        twin = copy.deepcopy(layer)
+        twin.backend = name
+        return replace(ours, about=f"{ours.about}, native", run=twin, module=twin)
     dtype = DTYPES.get(name, case.dtype)
     # Made there, for cuDNN wants all weights in one piece.
     theirs = LAYERS[case.shape.cell][1](case.shape.D, case.shape.H, device=case.device, dtype=dtype)
@@ -607,7 +617,8 @@ def _exact(contender: Contender) -> Contender:
 def _tolerance(case: Case, backend: str) -> dict[str, float]:
     """By the name of the error that it is for."""
     if backend == "cuda" and case.dtype == torch.float32:
-        return dict(zip(("outputs_norm", "gradients_norm"), TOLERANCE["cuda"], strict=True))
+        name = "cuda, Nesterov" if isinstance(case.momentum, Nesterov) else "cuda"
+        return dict(zip(("outputs_norm", "gradients_norm"), TOLERANCE[name], strict=True))
     return dict(zip(("outputs", "gradients"), TOLERANCE[_precision(case)], strict=True))
 
 

@@ -1,7 +1,7 @@
 """The kernels of momentumrnn/kernels in numpy, index by index, for machines without a GPU.
 
-Names and order are those of the .cu files, so that both can be read side by side; constants, parameters, the sizes
-of shared memory and the bytes that barriers wait for are read from there. What differs:
+Names and order are those of the .cu files, so that both can be read side by side; constants, parameters, the
+sizes of shared memory and the bytes that barriers wait for are read from there. What differs:
 
 - Numbers are float64 and not rounded unless ROUND: what has 16 bits is one of them, what has 32 bits is two.
 - A warp is a generator, its lanes an axis. Warps, and messages between them, take turns in random order.
@@ -44,12 +44,16 @@ def constants(file, **defines):
     return SimpleNamespace(**found)
 
 
-def expected(file, k, **names):
-    """The bytes that the one kind of `expect` of a file waits for; by way of `messages`, if need be."""
-    (expression,) = set(re.findall(r"expect\(received.*?, ((?:[^()]|\([^()]*\))*)\);", source(file))) & {
-        "8 * WIDTH * 2"
-    } or set(re.findall(r"u32 messages\(u32 buffer\) { return (.*?); }", source(file)))
-    return value(expression, vars(k) | names)
+def expected(k):
+    """The bytes that a barrier of the forward pass expects in a step."""
+    (expression,) = set(re.findall(r"expect\(received[^,]*, (.*)\);", source("lstm_forward")))
+    return value(expression, vars(k))
+
+
+def messages(k, buffer):
+    """The bytes that a barrier of the backward pass expects in a step."""
+    (expression,) = re.findall(r"u32 messages\(u32 buffer\) { return (.*?); }", source("lstm_backward"))
+    return value(expression, {**vars(k), "buffer": buffer})
 
 
 def parameters(file, kernel):
@@ -118,8 +122,8 @@ def scale_for(exponent):
 LANE = np.arange(32)
 G, Q = LANE // 4, LANE % 4
 N = np.arange(8)
-# The row and column of each of a lane's numbers of A (16 x 16), B (16 x 8), D (16 x 8), and of an 8 x 8 matrix.
-A = G[:, None] + N // 2 % 2 * 8, 2 * Q[:, None] + N // 4 * 8 + N % 2
+# Row and column of each of a lane's numbers of A (16 x 16), B (16 x 8), D (16 x 8), and of an 8 x 8 matrix.
+A_ = G[:, None] + N // 2 % 2 * 8, 2 * Q[:, None] + N // 4 * 8 + N % 2
 B_ = 2 * Q[:, None] + N[:4] // 2 * 8 + N[:4] % 2, G[:, None].repeat(4, 1)
 D_ = G[:, None] + N[:4] // 2 * 8, 2 * Q[:, None] + N[:4] % 2
 SMALL = G[:, None].repeat(2, 1), 2 * Q[:, None] + N[:2]
@@ -128,7 +132,7 @@ SMALL = G[:, None].repeat(2, 1), 2 * Q[:, None] + N[:2]
 def multiply(d, a, b0, b1):
     """mma.m16n8k16: d += a b."""
     left, right = np.empty((16, 16)), np.empty((16, 8))
-    left[A], right[B_] = a, np.concatenate([b0, b1], -1)
+    left[A_], right[B_] = a, np.concatenate([b0, b1], -1)
     d += (left @ right)[D_]
 
 
@@ -151,17 +155,18 @@ def shuffle_xor(x, i):
 # ---- global memory
 
 
-class Memory:
-    """What a pointer to a tensor's memory may reach: elements of so many numbers, and how often each was used."""
+SIZES = {"float": 1, "float4": 4, "u16": 1, "u32": 2, "uint2": 4, "uint4": 8}  # in numbers
 
-    SIZES = {"float": 1, "float4": 4, "u16": 1, "u32": 2, "uint2": 4, "uint4": 8}
+
+class Memory:
+    """What a pointer to a tensor may reach, in elements of a kind, and how often each was read and written."""
 
     def __init__(self, name, kind, tensor):
         assert tensor.is_contiguous(), f"{name} is not contiguous"
         assert tensor.is_complex() <= (kind[0] == "u"), f"{name} is not of {kind}"
         flat = tensor.reshape(-1)
         flat = (torch.view_as_real(flat) if flat.is_complex() else flat).numpy().reshape(-1)
-        self.name, self.size = name, self.SIZES[kind]
+        self.name, self.size = name, SIZES[kind]
         self.data = flat[: len(flat) // self.size * self.size].reshape(-1, self.size)
         self.reads, self.writes = np.zeros(len(self.data), int), np.zeros(len(self.data), int)
 
@@ -225,9 +230,9 @@ class Array:
         return address[..., None] // 2 + np.arange(size // 2)
 
     def write(self, at, x, clock, writer, time):
-        """By one who has this clock, and has read and seen whatever was there."""
-        seen = (self.read[at] <= clock[: self.read.shape[1]]).all()
-        assert seen and (clock[self.writer[at]] >= self.written[at]).all(), f"{self.name}: written too early"
+        """By one who has this clock, and so knows that whatever was there is read."""
+        assert (self.read[at] <= clock[: self.read.shape[1]]).all(), f"{self.name}: others may still read"
+        assert (clock[self.writer[at]] >= self.written[at]).all(), f"{self.name}: others may still write"
         assert len(np.unique(at)) == at.size, f"{self.name}: written twice"
         self.data[at], self.writer[at], self.written[at] = x, writer, time
 
@@ -277,7 +282,7 @@ class Meeting:
 
 
 class Cluster:
-    """CTAs with shared memory; runs a generator for each warp. Clocks count each warp's deeds, then phases."""
+    """CTAs with shared memory and a generator for each warp. Clocks count the deeds of warps, then phases."""
 
     def __init__(self, ctas, warps, lengths, barriers, seed):
         self.ctas, self.random = ctas, np.random.default_rng(seed)
@@ -423,7 +428,6 @@ def lstm_forward(
     for i in range(0, 8 * k.WIDTH, k.THREADS):
         i = i + thread
         u, b = i // 64 * 8 + i % 8, tile * 8 + i // 8 % 8
-        # The kernel writes 16 bits a lane.
         me.store("hidden", 2 * i, halves(h0.load(b * H + u, (u < H) & (b < B))))
     c = [c0.load(place, mine[0]), c0.load(place + H, mine[1])]
 
@@ -436,10 +440,9 @@ def lstm_forward(
         kept_cells.store(0, halves(*c))
     y += replica * T * states + place
 
-    received = expected("lstm_forward", k)
     if warp == 0:
-        me.expect(0, received)
-        me.expect(1, received)
+        me.expect(0, expected(k))
+        me.expect(1, expected(k))
     yield from me.syncthreads()
     yield from me.meet_cluster()
 
@@ -511,7 +514,7 @@ def lstm_forward(
             multiply(z[1, 1], w[s + 1][1], h[:, 2], h[:, 3])
 
         if CTAS > 1 and t > 0 and warp == 0:
-            me.expect(now, received)
+            me.expect(now, expected(k))
 
         gates, h = [], []
         for j in range(2):
@@ -568,9 +571,8 @@ def lstm_backward(
     w = [[weights[(m * SLICES + s) * 32] for s in range(SLICES)] for m in range(TILES)]
 
     received, other = warp, WARPS
-    messages = [expected("lstm_backward", k, buffer=buffer) for buffer in range(2)]
-    me.expect(received, messages[0])
-    me.expect(received + other, messages[1])
+    me.expect(received, messages(k, 0))
+    me.expect(received + other, messages(k, 1))
 
     own_gates, own_cells = 16 * thread, AHEAD * 16 * THREADS + 4 * thread
     own_dy = AHEAD * 20 * THREADS + 4 * thread
@@ -729,7 +731,7 @@ def lstm_backward(
                     sums[m, n % CHAINS], w[m][n], b[n // 2][:, 2 * (n & 1)], b[n // 2][:, 2 * (n & 1) + 1]
                 )
         if CTAS > 1 and s > 0:
-            me.expect(received + other * (buffer ^ 1), messages[buffer ^ 1])
+            me.expect(received + other * (buffer ^ 1), messages(k, buffer ^ 1))
         for i in range(CTAS):
             x, y = (sums[i // 2, :, :, i % 2 * 2 + j].sum(0) / scale[j] for j in range(2))
             if i == CTAS - 1:
@@ -765,7 +767,7 @@ def lstm_backward(
 
 
 class Columns:
-    def __init__(self, k, w_ih, b_ih, b_hh, D, driven):
+    def __init__(self, w_ih, b_ih, b_hh, D, driven):
         self.w_ih, self.b_ih, self.b_hh, self.D, self.driven = w_ih, b_ih, b_hh, D, driven
         self.features = D + bool(driven and b_ih)
 
@@ -802,7 +804,6 @@ def pack_forward(
     unit = warp * 8 + lane // 4
     w_hh += r * each_hh * 4 * H * H
     columns = Columns(
-        k,
         w_ih and w_ih + r * each_ih * 4 * H * D,
         b_ih and b_ih + r * each_b_ih * 4 * H,
         b_hh and b_hh + r * each_b_hh * 4 * H,
@@ -870,7 +871,6 @@ def split_weights(i, r, k, w_ih, b_ih, b_hh, packed, H, D, driven, columns, each
     pairs = columns // 2
     i = i[i < 4 * H * pairs]
     weights = Columns(
-        k,
         w_ih + r * each_ih * 4 * H * D,
         b_ih and b_ih + r * each_b_ih * 4 * H,
         b_hh and b_hh + r * each_b_hh * 4 * H,

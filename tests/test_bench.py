@@ -27,7 +27,7 @@ TINY = {
     "tiny-gru": Shape("gru", 6, 2, 3, 4),
     "tiny-dtriv": Shape("dtriv", 6, 2, 3, 4),
 }
-RIVALS = ("torch", "torch-fp32", "torch-bf16", "torch-fp16", "torch-padded", "loop")
+RIVALS = ("torch", "torch-fp32", "torch-bf16", "torch-fp16", "torch-padded", "native", "loop")
 ERRORS = ("outputs", "gradients", "outputs_norm", "gradients_norm")
 
 
