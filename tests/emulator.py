@@ -159,11 +159,13 @@ SIZES = {"float": 1, "float4": 4, "u16": 1, "u32": 2, "uint2": 4, "uint4": 8}  #
 
 
 class Memory:
-    """What a pointer to a tensor may reach, in elements of a kind, and how often each was read and written."""
+    """What a pointer to a tensor may reach, in elements of a kind; how often each was read and written."""
 
     def __init__(self, name, kind, tensor):
         assert tensor.is_contiguous(), f"{name} is not contiguous"
         assert tensor.is_complex() <= (kind[0] == "u"), f"{name} is not of {kind}"
+        self.start = tensor.storage_offset() * (1 + tensor.is_complex())
+        assert self.start % SIZES[kind] == 0, f"{name} is not aligned"
         flat = tensor.reshape(-1)
         flat = (torch.view_as_real(flat) if flat.is_complex() else flat).numpy().reshape(-1)
         self.name, self.size = name, SIZES[kind]
@@ -311,8 +313,9 @@ class Cluster:
             me, rest = running[able[choice]]
             me.ready = next(rest, None)
             if me.ready is None:
-                assert all(rank != me.rank for rank, *_ in self.messages), "left while others send to it"
                 del running[able[choice]]
+                left = all(other.rank != me.rank for other, _ in running)
+                assert not left or all(rank != me.rank for rank, *_ in self.messages), "left too early"
 
     def _deliver(self, message):
         rank, name, at, x, barrier, clock = message
@@ -966,6 +969,9 @@ def operand(
     y += ((r * T + t - 1) * B + b) * H
     h0 += (r * each_state * B + b) * H
     x += ((r * each_input * T + t) * B + b) * F
+    # Then it reads h four floats at a time.
+    if H % 4 == 0 and H >= 8:
+        assert y.memory.start % 4 == h0.memory.start % 4 == 0, "h is not aligned"
     v = []
     for n in range(8):
         d = column + n - H

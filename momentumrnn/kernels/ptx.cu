@@ -183,7 +183,7 @@ __device__ inline void expect(u32 barrier, u32 bytes) {
 __device__ inline bool complete(u32 barrier, u32 phase) {
   u32 done;
   asm volatile(
-      "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+      "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
       : "=r"(done)
       : "r"(barrier), "r"(phase)
       : "memory");
