@@ -227,6 +227,16 @@ def test_time_in_chunks(monkeypatch):
     check(args)
 
 
+@pytest.mark.parametrize("D", [0, 2])
+def test_memory_at_odd_places(D):
+    """Contiguous, but not from a multiple of 16 bytes on. D = 0: the drive is given."""
+    args = inputs(5, 4, D or 4, 8 if D else 1)
+    args = [None if t is None else torch.cat([t.new_zeros(1), t.flatten()])[1:].view_as(t) for t in args[:7]]
+    if not D:
+        args[1] = args[3] = None
+    check([*args, None, 1.0], limit=NEAR if D else TINY)
+
+
 @pytest.mark.parametrize("R", [1, 2])
 def test_opcheck(R):
     args = [
@@ -393,7 +403,8 @@ def test_no_hidden_synchronisation():
 
 def test_other_streams_and_threads():
     net, x = layer(), torch.randn(40, 16, 2).cuda()
-    want = net(x)[0]
+    with torch.no_grad():
+        want = net(x)[0]
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
         got = net(x)[0]

@@ -44,7 +44,7 @@ def supports(net: Network, sizes: Sequence[int]) -> str:
     rows = len(sizes) * sizes[0]
     if rows == 0:
         return "the batch is empty"
-    if rows * max(gates, 3 * widest + 11) >= 1 << 31:
+    if max(rows, gates) * max(gates, 3 * widest + 11) >= 1 << 31:
         return "the input is too large for indices of 32 bits"
     if forward_ad._current_level >= 0:
         return "its operator has no derivatives in forward mode"
