@@ -299,15 +299,17 @@ def measure(
         truth = _evaluate(_exact(ours), rows=32)
         contenders, errors = {"ours": ours}, {"ours": _errors(_evaluate(ours), truth)}
         found["backend"], found["how"] = _backend(ours.module, ours.x)
+        allowed = _tolerance(case, found["backend"])
         for name in names[1:]:
             with _noting(notes["reason"], name):
                 contender = rival(name, ours, case)
                 same = contender.module is ours.module or name == "native"
                 errors[name] = _parity(contender, truth if same else None)
+                if name.startswith("replicas-") and _wrong(errors[name], allowed):
+                    raise RuntimeError("they differ from each one alone by more than the tolerance")
                 contenders[name] = contender
-        allowed = _tolerance(case, found["backend"])
         found["parity"] = {"tolerance": allowed, **errors}
-        if any((error := errors["ours"][what]) is None or error > most for what, most in allowed.items()):
+        if _wrong(errors["ours"], allowed):
             return {**found, "status": "wrong"}
         layers = {name: contender.about for name, contender in contenders.items()}
         for what, action in ACTIONS.items():
@@ -612,6 +614,10 @@ def _exact(contender: Contender) -> Contender:
     if isinstance(module, Recurrent):
         module.backend = "reference"
     return Contender("exact", module, module, contender.x.double(), contender.weights.double())
+
+
+def _wrong(errors: dict[str, float | None], allowed: dict[str, float]) -> bool:
+    return any((error := errors[what]) is None or error > most for what, most in allowed.items())
 
 
 def _tolerance(case: Case, backend: str) -> dict[str, float]:

@@ -828,13 +828,13 @@ def pack_forward(
     packed.store(r * count + i, np.concatenate(a, -1))
 
 
-def pack_backward(i, r, k, w_hh, packed, ctas, H, each_hh):
+def pack_backward(i, r, k, w_hh, packed, ctas, H):
     tiles = (ctas + 1) // 2
     count = ctas * 4 * tiles * 8 * 32
     i = i[i < count]
     lane, s, m = i % 32, i // 32 % 8, i // 256 % tiles
     warp, rank = i // 256 // tiles % 4, i // 256 // tiles // 4
-    w_hh += r * each_hh * 4 * H * H
+    w_hh += r * 4 * H * H
     a = []
     for part in range(4):
         after = 2 * m + part % 2
@@ -1011,12 +1011,13 @@ def finish(
             pointer.store(at, total, there)
 
 
-def weave(i, r, k, w_ih, largest, packed, H, D, columns, each_ih):
+def weave(i, r, k, w_ih, largest, packed, powers, H, D, columns):
     i = i[i < 4 * H * columns]
     woven, d = i // columns, i % columns
     gate_unit = woven % 4 * H + woven // 4
-    w = w_ih.load((r * each_ih * 4 * H + gate_unit) * D + d, d < D)
-    packed.store(r * 4 * H * columns + i, halves(w / power_below(largest[r * each_ih]))[..., 0])
+    w, power = w_ih.load((r * 4 * H + gate_unit) * D + d, d < D), power_below(largest[r])
+    packed.store(r * 4 * H * columns + i, halves(w / power)[..., 0])
+    powers.store(r + 0 * i, power, i == 0)
 
 
 def unweave(i, r, k, dz, scales, dx, first, rows, T, B, H):

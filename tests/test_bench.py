@@ -569,3 +569,12 @@ def test_no_git_means_no_commit(monkeypatch, tmp_path):
     assert provenance("x")["commit"] is None
     monkeypatch.setenv("PATH", os.devnull)
     assert provenance("x")["commit"] is None
+
+
+def test_wrong_replicas_are_not_timed(tmp_path, monkeypatch):
+    right = bench_module.Replicas.forward
+    monkeypatch.setattr(bench_module.Replicas, "forward", lambda self, x: (right(self, x)[0] * 2, None))
+    _, result = run_json(tmp_path, "--replicas", "2", "--backend", "reference", "--rivals")
+    row = result["cases"][0]["rows"]["replicas-2"]
+    assert row["training_ms"] is None
+    assert "differ" in row["reason"]

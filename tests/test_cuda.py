@@ -298,7 +298,10 @@ def test_weights_of_another_layer(served, features, size):
 def test_what_it_says(served):
     runs = "cuda       runs: fused kernels, 16-bit operands, sums in float32"
     assert line(fused("HeavyBall", 14, 4), X.new_zeros(5, 2, 14)) == runs
-    assert line(fused("HeavyBall", 15, 4), X.new_zeros(5, 2, 15)) == f"{runs}; W x by a product of its own"
+    assert (
+        line(fused("HeavyBall", 15, 4), X.new_zeros(5, 2, 15))
+        == f"{runs}; W x of a wide input by a product of its own"
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # torch's own
@@ -325,6 +328,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
     monkeypatch.setattr(nvrtc, "missing", lambda: "")
+    monkeypatch.setattr(cuda.fused, "check", lambda device: None)
     yield
     cuda._lacking.cache_clear()
 
@@ -362,3 +366,13 @@ def test_tf32_by_both_of_torchs_ways(gpu, old, new, allowed):
         assert cuda._machine(GPU, torch.float32) == ("" if allowed else off)
     finally:
         cudnn.allow_tf32 = True
+
+
+def test_a_compiler_that_does_not_know_the_gpu(gpu, monkeypatch):
+    """A reason, not a crash in the middle of a forward pass."""
+
+    def unknown(device):
+        raise RuntimeError("NVRTC could not compile for sm_999:\nand more")
+
+    monkeypatch.setattr(cuda.fused, "check", unknown)
+    assert cuda._machine(GPU, torch.float32) == "NVRTC could not compile for sm_999:"

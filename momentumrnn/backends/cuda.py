@@ -54,9 +54,9 @@ def supports(net: Network, sizes: Sequence[int]) -> str:
 
 
 def about(net: Network, sizes: Sequence[int]) -> str:
-    w = net.weights[0]
-    columns = w.ih.shape[1] + (net.momentum is not None and w.b_ih is not None)
-    apart = "" if fused.further(columns) else "; W x by a product of its own"
+    more = net.momentum is not None
+    wide = any(not fused.further(w.ih.shape[1] + (more and w.b_ih is not None)) for w in net.weights)
+    apart = "; W x of a wide input by a product of its own" if wide else ""
     return f"fused kernels, 16-bit operands, sums in float32{apart}"
 
 
@@ -179,4 +179,11 @@ _machine._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def _lacking(device: torch.device) -> str:
     if torch.version.cuda is None or torch.cuda.get_device_capability(device) < (9, 0):
         return f"{torch.cuda.get_device_name(device)} is no NVIDIA GPU of compute capability 9.0 or newer"
-    return nvrtc.missing()
+    if nvrtc.missing():
+        return nvrtc.missing()
+    # A small one tells whether the compiler knows this GPU, and its driver what the compiler makes.
+    try:
+        fused.check(device.index)
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return ""

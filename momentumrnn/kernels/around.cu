@@ -11,7 +11,15 @@ __device__ inline float power_below(float x) {
   const u32 e = __float_as_uint(x) & 0x7f800000;
   return e == 0 || e > 0x7e800000 ? 1.f : __uint_as_float(e);
 }
-__device__ inline float low_part(float x) { return x - bfloat_part(x); }
+// What rounding to bfloat16 loses; nothing of inf.
+__device__ inline float low_part(float x) {
+  const float high = bfloat_part(x);
+  return fabsf(high) < __uint_as_float(0x7f800000) ? x - high : 0.f;
+}
+// A feature as its three columns: high, low, high. inf stands in the first alone: by a low part of W, 0, it would be nan.
+__device__ inline float part_of(float x, int part) {
+  return part == 0 ? x : part == 1 ? low_part(x) : fabsf(bfloat_part(x)) < __uint_as_float(0x7f800000) ? x : 0.f;
+}
 
 // The input as further columns of the product with U, in bfloat16. A feature has three: x as (high, low, high) by W
 // as (high, high, low), so that only the product of the low parts is missing. Ones have two: b as (high, low).
@@ -37,8 +45,7 @@ struct Columns {
 };
 __device__ inline float input_column(const float *features, int F, int column) {
   if (column >= 3 * F) return column < 3 * F + 2 ? 1.f : 0.f;
-  const float x = features[column / 3];
-  return column % 3 == 1 ? low_part(x) : x;
+  return part_of(features[column / 3], column % 3);
 }
 
 // U and the further columns as A matrices of `lstm_forward`: (R, CTA, warp, slice, 2, lane).
@@ -70,11 +77,11 @@ extern "C" __global__ void pack_forward(const float *w_hh, const float *w_ih, co
 }
 
 // Uᵀ as A matrices of `lstm_backward`: (R, CTA, warp, tile, slice, lane).
-extern "C" __global__ void pack_backward(const float *w_hh, uint4 *packed, int ctas, int H, int each_hh) {
+extern "C" __global__ void pack_backward(const float *w_hh, uint4 *packed, int ctas, int H) {
   const int tiles = (ctas + 1) / 2, count = ctas * 4 * tiles * 8 * 32, i = here(), r = blockIdx.y;
   if (i >= count) return;
   const int lane = i % 32, k = i / 32 % 8, m = i / 256 % tiles, warp = i / 256 / tiles % 4, rank = i / 256 / tiles / 4;
-  w_hh += (size_t)r * each_hh * 4 * H * H;
+  w_hh += (size_t)r * 4 * H * H;
   u32 a[4];
   for (int part = 0; part < 4; part++) {
     const int after = 2 * m + part % 2, to = (rank + after + 1) % ctas * 32 + warp * 8 + lane / 4;
@@ -161,8 +168,7 @@ extern "C" __global__ void __launch_bounds__(FILTERS)
   };
   auto write = [&](int t, float x) {
     u16 *row = packed + (((size_t)r * T + t) * B + b) * width;
-    row[3 * d] = row[3 * d + 2] = (u16)bfloat2_of(x, 0.f);
-    row[3 * d + 1] = (u16)bfloat2_of(low_part(x), 0.f);
+    for (int part = 0; part < 3; part++) row[3 * d + part] = (u16)bfloat2_of(part_of(x, part), 0.f);
     for (int i = 3 * F; i < width && d == 0; i++) row[i] = i < 3 * F + 2 ? 0x3f80 : 0;
   };
   float carried = 0.f;
@@ -263,13 +269,15 @@ extern "C" __global__ void finish(const float *products, const u32 *largest_scal
 }
 
 // W for dx = dz W, (R, 4 H woven, columns) in halves, over the power of two below its largest entry.
-extern "C" __global__ void weave(const float *w_ih, const float *largest, u16 *packed, int H, int D, int columns,
-                                 int each_ih) {
+extern "C" __global__ void weave(const float *w_ih, const float *largest, u16 *packed, float *powers, int H, int D,
+                                 int columns) {
   const int i = here(), r = blockIdx.y;
   if (i >= 4 * H * columns) return;
   const int woven = i / columns, d = i % columns, gate_unit = woven % 4 * H + woven / 4;
-  const float w = d < D ? w_ih[((size_t)r * each_ih * 4 * H + gate_unit) * D + d] : 0.f;
-  packed[(size_t)r * 4 * H * columns + i] = (u16)half2_of(w / power_below(largest[r * each_ih]), 0.f);
+  const float w = d < D ? w_ih[((size_t)r * 4 * H + gate_unit) * D + d] : 0.f;
+  const float power = power_below(largest[r]);
+  packed[(size_t)r * 4 * H * columns + i] = (u16)half2_of(w / power, 0.f);
+  if (i == 0) powers[r] = power;
 }
 
 // dz as the gradient of a drive that was given, (R, T, B, 4, H), for the steps from `first` on.

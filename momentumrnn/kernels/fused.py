@@ -91,6 +91,7 @@ def forward(
     gates, cells = (run.new(length if keep else 0) for length in kept(R, T, B, H))
     bias = b_hh if w_ih is None else None
     h0, c0 = _alike(h0, c0)
+    _ready(x.device.index, n, slices)
     kernel = _kernel("lstm_forward", x.device.index, CTAS=n, EXTRA=slices, KEEP=keep)
     grid = n * -(-B // TILE), R, 1
     shared = int(replicas > 1), _each(x if drive is None else drive, R), _each(bias, R), _each(h0, R)
@@ -119,16 +120,16 @@ def backward(
 ) -> tuple[Tensor, ...]:
     """See `op`. Time in chunks: of each the gradients of its gates, then what they give to the weights."""
     inputs = [x, w_ih, w_hh, b_ih, b_hh, h0, c0]
-    x, w_ih, w_hh, b_ih, b_hh, h0, c0 = (t if t is None else t.contiguous() for t in inputs)  # type: ignore[assignment]
-    dy, dh, dc = map(_dense, (dy, dh, dc))
-    decay = decay if decay is None else decay.contiguous()
+    x, w_ih, w_hh, b_ih, b_hh, h0, c0 = map(_dense, inputs)  # type: ignore[assignment]
+    dy, dh, dc, decay = map(_dense, (dy, dh, dc, decay))
+    y, gates, cells = y.contiguous(), gates.contiguous(), cells.contiguous()  # hooks may have moved them
     size = _sizes(x, w_ih, w_hh, b_ih, b_hh, h0, c0, decay)
     R, T, B, H, D, F = size
     n, run, each_x = ctas(H), _Launcher(x), _each(x, R)
     to_x, to_weights = needs[0], any(needs[1:5])
 
     packed = run.new(len(w_hh) * n * WARPS * -(-n // 2) * 8 * 32 * 4)
-    run("pack_backward", len(packed) // len(w_hh) // 4, len(w_hh), w_hh, packed, n, H, 1)
+    run("pack_backward", len(packed) // len(w_hh) // 4, len(w_hh), w_hh, packed, n, H)
     length = _chunk(size)
     begins = range((T - 1) // length * length, -1, -length)
     scale_tops = torch.zeros(len(begins), R, dtype=torch.int32, device=x.device)
@@ -136,7 +137,7 @@ def backward(
     if to_weights and w_ih is not None:
         v, x_tops = _filtered(run, x, size, decay, step)
     columns = -(-(H + F + 1) // 8) * 8
-    woven = _woven(run, w_ih, size) if to_x and w_ih is not None else None
+    woven, power = _woven(run, w_ih, size) if to_x and w_ih is not None else (None, None)
     dx = x.new_empty(R, *x.shape[1:]) if to_x else x
     products, dxs, scales = [], [], []
     # All chunks use the same memory, the first one, which is the last in time, maybe not all of it.
@@ -174,9 +175,9 @@ def backward(
             len(products), R, H, D, F, columns, each_x)  # fmt: skip
     if woven is not None:
         assert w_ih is not None
+        assert power is not None
         parts, factors = (p[0] if len(p) == 1 else torch.cat(p[::-1], 1) for p in (dxs, scales))
-        run.filter(parts, decay, size._replace(F=D), step, v=dx, factors=factors, backwards=True)
-        dx = dx * _power_below(w_ih)
+        run.filter(parts, decay, size._replace(F=D), step, v=dx, factors=factors * power, backwards=True)
     found[0] = dx if to_x else None
     both = [*found, dh if needs[5] else None, dc if needs[6] else None]
     return tuple(
@@ -187,7 +188,13 @@ def backward(
 
 def _sizes(x: Tensor, w_ih: Tensor | None, w_hh: Tensor, b_ih: Tensor | None, *rest: Tensor | None) -> Sizes:
     *others, decay = rest
-    R = max(t.shape[0] for t in (x, w_ih, w_hh, b_ih, *others) if t is not None)
+    given = [t for t in (x, w_ih, w_hh, b_ih, *others) if t is not None]
+    for t in given:
+        if t.device != x.device or (t.is_cuda and t.dtype != torch.float32):
+            raise TypeError(f"expected float32 on {x.device}, got {t.dtype} on {t.device}")
+    R = max(t.shape[0] for t in given)
+    if R > 65535:
+        raise ValueError(f"expected at most 65535 replicas, got {R}")
     D = 0 if w_ih is None else x.shape[3]
     return Sizes(R, x.shape[1], x.shape[2], w_hh.shape[2], D, D + (decay is not None and b_ih is not None))
 
@@ -251,22 +258,15 @@ def _projected(
     return _product(*_broadcast(left, right.mT))
 
 
-def _woven(run: "_Launcher", w_ih: Tensor, size: Sizes) -> Tensor:
-    """W in halves for dz W; columns are padded in memory, as the product likes them."""
+def _woven(run: "_Launcher", w_ih: Tensor, size: Sizes) -> tuple[Tensor, Tensor]:
+    """W in halves for dz W, over a power of two, and that power, (R, 1); columns are padded in memory."""
     R, _, _, H, D, _ = size
     columns = -(-D // 8) * 8
     woven = torch.empty(len(w_ih), 4 * H, columns, dtype=torch.float16, device=w_ih.device)
     largest = torch.linalg.vector_norm(w_ih, float("inf"), (1, 2))
-    run("weave", 4 * H * columns, len(w_ih), w_ih, largest, woven, H, D, columns, 1)
-    return woven[..., :D].expand(R, -1, -1)
-
-
-def _power_below(w: Tensor) -> Tensor:
-    """What `weave` divided by, (R, 1, 1, 1)."""
-    largest = torch.linalg.vector_norm(w, float("inf"), (1, 2))
-    mantissa, _ = torch.frexp(largest)
-    power = torch.where((largest > 0) & largest.isfinite(), largest / (2 * mantissa), 1.0)
-    return power.view(-1, 1, 1, 1)
+    power = torch.empty_like(largest)
+    run("weave", 4 * H * columns, len(w_ih), w_ih, largest, woven, power, H, D, columns)
+    return woven[..., :D].expand(R, -1, -1), power.view(-1, 1)
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
@@ -334,6 +334,19 @@ class _Launcher:
         sizes = T, B, D, F, decays, backwards, columns, width
         grid = -(-B * F // columns), len(x), 1
         _kernel("filter", self.device.index)(grid, 512, [x, decay, factors, v, packed, largest, *sizes, step])
+
+
+def check(device: int) -> None:
+    """Compiles and loads the smaller kernels, or raises why they can't be."""
+    _kernel("filter", device)
+
+
+@functools.cache
+def _ready(device: int, n: int, slices: int) -> None:
+    """Loads all kernels of a layer, before each is needed: while a CUDA graph is captured none can be."""
+    for keep in (False, True):
+        _kernel("lstm_forward", device, CTAS=n, EXTRA=slices, KEEP=keep)
+    _kernel("lstm_backward", device, CTAS=n)
 
 
 @functools.cache

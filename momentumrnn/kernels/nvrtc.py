@@ -177,6 +177,10 @@ def _layout(types: tuple[type, ...]) -> tuple[struct.Struct, list[Callable[[Any]
 @functools.cache
 def _module(source: str, defines: Defines, device: int) -> tuple[int | None, int | None]:
     """A device's primary context, which is torch's too, and the module loaded there; both stay."""
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "kernels can't be loaded while a CUDA graph is captured: run the layer once before"
+        )
     major, minor = torch.cuda.get_device_capability(device)
     code = cubin(source, f"sm_{major}{minor}", dict(defines))
     driver, number, context, module = _driver(), ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
@@ -278,11 +282,10 @@ def _options(arch: str, defines: Mapping[str, int]) -> list[str]:
 
 def _folder() -> Path:
     given = os.environ.get("MOMENTUMRNN_CACHE")
-    if given:
-        return Path(given)
-    base = os.environ.get("LOCALAPPDATA" if WINDOWS else "XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    base = os.environ.get("LOCALAPPDATA" if WINDOWS else "XDG_CACHE_HOME") or "~/.cache"
+    folder = os.path.expanduser(given or os.path.join(base, "momentumrnn"))
     # Whoever has no home has no cache, and no folder of the name ~ either.
-    return Path(os.devnull if base.startswith("~") else base, "momentumrnn")
+    return Path(os.devnull, "none") if folder.startswith("~") else Path(folder)
 
 
 def _read(path: Path) -> bytes | None:
