@@ -63,9 +63,25 @@ def test_the_speeds_are_those_measured():
         assert shown == "-" or shown in measured[shape, cell.lower(), momentum], (name, momentum)
 
 
+def test_the_speeds_on_a_gpu_are_those_measured():
+    """Each figure of the README's other table is in results/bench/h200-lstm.json."""
+    cases = {
+        (case["shape"], case["momentum"].split("(")[0]): case["rows"]
+        for case in json.loads((ROOT / "results/bench/h200-lstm.json").read_text())["cases"]
+    }
+    table = re.search(r"\| training step, ms.*?\n\n", (ROOT / "README.md").read_text(), re.DOTALL)[0]
+    columns = [("None", "ours"), ("HeavyBall", "ours"), ("None", "torch"), ("None", "torch-fp16")]
+    columns += [("None", "torch-padded"), ("HeavyBall", "replicas-5")]
+    _, _, *rows = table.strip().split("\n")
+    assert len(rows) == 5
+    for shape, *shown in (row.strip("| ").split(" | ") for row in rows):
+        measured = [cases[shape, m][name]["training_graph_ms"] for m, name in columns]
+        assert [float(x) for x in shown] == [float(f"{x:.3g}" if x >= 10 else f"{x:.2f}") for x in measured]
+
+
 def test_the_maths_cites_tests_that_exist():
-    """Every test and file of tests that docs/maths.md names."""
-    text = (ROOT / "docs/maths.md").read_text()
+    """Every test and file of tests that docs/maths.md and docs/kernels.md name."""
+    text = "".join((ROOT / "docs" / name).read_text() for name in ("maths.md", "kernels.md"))
     sources = {path.name: path.read_text() for path in (ROOT / "tests").glob("test_*.py")}
     files, names = set(re.findall(r"test_\w+\.py", text)), set(re.findall(r"`(test_\w+)`", text))
     assert len(names) >= 12
