@@ -17,11 +17,9 @@ WIDEST = 256  # hidden units
 TILE = 8  # rows of a cluster, and units of a warp
 WARPS = 4  # of a CTA
 FURTHER = 3  # slices of 16 columns, at most, by which the input rides on the product with U
+INPUTS = 144  # bytes of shared memory of a thread of the backward pass, for inputs on their way
 # Bytes of the gates' gradients that are in memory at a time, as long as that takes at most so many chunks.
 CHUNK, CHUNKS = 72 << 20, 8
-
-
-INPUTS = 144  # bytes of shared memory of a thread of the backward pass, for inputs on their way
 
 
 def ctas(hidden_size: int) -> int:
@@ -173,9 +171,7 @@ def backward(
         parts = products[0] if len(products) == 1 else torch.stack(products)
         run("finish", 4 * H * (H + F + 1), R, parts, scale_tops, x_tops, dw_hh, dw_ih, db_ih, db_hh,
             len(products), R, H, D, F, columns, each_x)  # fmt: skip
-    if woven is not None:
-        assert w_ih is not None
-        assert power is not None
+    if power is not None:
         parts, factors = (p[0] if len(p) == 1 else torch.cat(p[::-1], 1) for p in (dxs, scales))
         run.filter(parts, decay, size._replace(F=D), step, v=dx, factors=factors * power, backwards=True)
     found[0] = dx if to_x else None
@@ -353,7 +349,7 @@ def _ready(device: int, n: int, slices: int) -> None:
 def source(name: str) -> str:
     """The source of a kernel's file, complete."""
     folder = Path(__file__).parent
-    return "\n".join((folder / file).read_text() for file in ("ptx.cu", f"{name}.cu"))
+    return "\n".join((folder / file).read_text(encoding="utf-8") for file in ("ptx.cu", f"{name}.cu"))
 
 
 @functools.cache
