@@ -1,7 +1,7 @@
 """Five seeds of one model trained side by side: one forward, one backward, one optimiser for all.
 
-Weights of all replicas are stacked, and `torch.vmap` runs the model over them. With the backend `cuda` the layer's
-replicas are one launch, at one to three times the price of one replica; elsewhere the definition runs.
+Weights of all replicas are stacked, and `torch.vmap` runs the model over them. With the backend `cuda` the
+layer's replicas are one launch, at one to three times the price of one; elsewhere the definition runs.
 """
 
 import torch
