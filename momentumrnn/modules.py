@@ -17,7 +17,7 @@ from .backends.stack import Network, exporting
 from .cells import Cell, Weights
 from .init import BY_NAME, Init
 from .momentum import Momentum, MomentumState, wide
-from .packing import lengths
+from .packing import Even, lengths
 
 Device = torch.device | str | int | None
 
@@ -416,7 +416,7 @@ class Recurrent(_Module):
         dropout = self.dropout if self.training and self.num_layers > 1 else 0.0
         return self._network(self.bidirectional, dropout, isinstance(input, PackedSequence))
 
-    def _rows(self, input: Tensor | PackedSequence, weight: Tensor) -> tuple[Tensor, list[int]]:
+    def _rows(self, input: Tensor | PackedSequence, weight: Tensor) -> tuple[Tensor, Sequence[int]]:
         """The input, checked, as packed rows (N, D), and how many of them are in each step."""
         if isinstance(input, PackedSequence):
             _check_input(input.data, (2,), self.input_size, weight)
@@ -425,6 +425,8 @@ class Recurrent(_Module):
         x = input.unsqueeze(1) if input.dim() == 2 else input.transpose(0, 1) if self.batch_first else input
         if len(x) == 0:
             raise RuntimeError(f"input should have at least 1 time step, got shape {tuple(input.shape)}")
+        if torch.compiler.is_dynamo_compiling() and not exporting():
+            return x.flatten(0, 1), Even(x.shape[0], x.shape[1])
         return x.flatten(0, 1), [x.shape[1]] * len(x)
 
 

@@ -5,9 +5,23 @@ A rectangular batch is the case in which all sizes are equal.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+
+
+class Even(Sequence[int]):
+    """So many steps of the same rows. To torch.compile a list of T sizes would be another for each T."""
+
+    def __init__(self, steps: int, rows: int) -> None:
+        self.steps, self.rows = steps, rows
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __getitem__(self, i: Any) -> Any:
+        return self.rows
 
 
 def rectangular(sizes: Sequence[int]) -> bool:

@@ -376,3 +376,20 @@ def test_a_compiler_that_does_not_know_the_gpu(gpu, monkeypatch):
 
     monkeypatch.setattr(cuda.fused, "check", unknown)
     assert cuda._machine(GPU, torch.float32) == "NVRTC could not compile for sm_999:"
+
+
+@pytest.mark.parametrize("options", [{"momentum": mr.HeavyBall()}, {"num_layers": 2, "bidirectional": True}])
+def test_one_graph_for_all_lengths(served, options):
+    """The first length has its own, as torch has it; then the number of steps is a symbol."""
+    torch.compiler.reset()
+    net, graphs = mr.LSTM(3, 4, **options), []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(lambda x: net(x)[0], fullgraph=True, backend=count)
+    for steps in range(3, 15):
+        x = torch.randn(steps, 2, 3)
+        assert torch.equal(compiled(x), net(x)[0])
+    assert len(graphs) == 2
