@@ -21,6 +21,10 @@ class Even(Sequence[int]):
         return self.steps
 
     def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, slice):
+            return [self.rows] * len(range(*i.indices(self.steps)))
+        if not -self.steps <= i < self.steps:
+            raise IndexError(i)
         return self.rows
 
 

@@ -277,6 +277,21 @@ def test_rounded(machine, monkeypatch):
             assert_same(found / rows, sought / rows, "TF32")
 
 
+def test_gradients_that_grow(machine, monkeypatch):
+    """A layer at rest, whose forward pass is exact: a gradient of its end alone grows fast, and has room."""
+    monkeypatch.setattr(emulator, "ROUND", True)
+    x, w_ih, w_hh, _, _, h0, c0 = draw((40, 3, 20, 2))
+    inputs = 0 * x, w_ih, 30 * w_hh, None, None, 0 * h0, 0 * c0
+    y, h, c, *kept = fused.forward(*inputs, None, 1.0, True)
+    grads = None, torch.randn_like(h), torch.randn_like(c)
+    needs = True, False, False, False, False, True, True
+    got = fused.backward(*grads, y, *kept, *inputs, None, 1.0, needs)
+    want = op._gradients(*grads, *inputs, None, 1.0, needs)
+    assert want[5].norm() > 2.0**20 * grads[1].norm()
+    for i in (0, 5, 6):
+        assert (got[i] - want[i]).norm() < 2e-3 * want[i].norm()
+
+
 @pytest.mark.parametrize("given", [(True, True, True), (False, True, False), (True, False, False)], ids=str)
 @pytest.mark.parametrize("size", [(3, 2, 11, 1), (40, 9, 12, 2)], ids=str)
 def test_scales(machine, size, given):

@@ -41,7 +41,7 @@ __device__ inline float2 floats_of(u32 halves) {
       : "r"(halves));
   return x;
 }
-// What rounding to bfloat16 leaves, and what it loses.
+// What rounding to bfloat16 leaves.
 __device__ inline float bfloat_part(float x) { return __uint_as_float(bfloat2_of(x, 0.f) << 16); }
 // The larger of two pairs of 16-bit counts.
 __device__ inline u32 larger_of_each(u32 a, u32 b) {
