@@ -1,97 +1,25 @@
-"""Momentum in recurrent networks: layers that drop in for torch.nn.LSTM, GRU and RNN."""
+"""Momentum in recurrent networks: layers that drop in for torch.nn.LSTM, GRU and RNN.
+
+The names of `api` are here too, found when first asked for: torch takes seconds to import, and
+`momentumrnn --help` has no need of it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-from . import cells, init
-from .cells import Cell
-from .constraints import count_parameters, optimizer_groups, orthogonal, rebase_, weight_drop
-from .modules import GRU, LSTM, RNN, GRUCell, LSTMCell, Recurrent, RecurrentCell, RNNCell, State
-from .momentum import Adam, HeavyBall, Momentum, Nesterov, RMSProp, ScheduledRestart
-from .names import (
-    NAGGRU,
-    NAGLSTM,
-    NAGRNN,
-    SRGRU,
-    SRLSTM,
-    SRRNN,
-    AdamGRU,
-    AdamGRUCell,
-    AdamLSTM,
-    AdamLSTMCell,
-    AdamRNN,
-    AdamRNNCell,
-    MomentumGRU,
-    MomentumGRUCell,
-    MomentumLSTM,
-    MomentumLSTMCell,
-    MomentumRNN,
-    MomentumRNNCell,
-    NAGGRUCell,
-    NAGLSTMCell,
-    NAGRNNCell,
-    RMSPropGRU,
-    RMSPropGRUCell,
-    RMSPropLSTM,
-    RMSPropLSTMCell,
-    RMSPropRNN,
-    RMSPropRNNCell,
-    SRGRUCell,
-    SRLSTMCell,
-    SRRNNCell,
-)
+if TYPE_CHECKING:
+    from .api import *  # noqa: F403
 
-__all__ = [
-    "GRU",
-    "LSTM",
-    "NAGGRU",
-    "NAGLSTM",
-    "NAGRNN",
-    "RNN",
-    "SRGRU",
-    "SRLSTM",
-    "SRRNN",
-    "Adam",
-    "AdamGRU",
-    "AdamGRUCell",
-    "AdamLSTM",
-    "AdamLSTMCell",
-    "AdamRNN",
-    "AdamRNNCell",
-    "Cell",
-    "GRUCell",
-    "HeavyBall",
-    "LSTMCell",
-    "Momentum",
-    "MomentumGRU",
-    "MomentumGRUCell",
-    "MomentumLSTM",
-    "MomentumLSTMCell",
-    "MomentumRNN",
-    "MomentumRNNCell",
-    "NAGGRUCell",
-    "NAGLSTMCell",
-    "NAGRNNCell",
-    "Nesterov",
-    "RMSProp",
-    "RMSPropGRU",
-    "RMSPropGRUCell",
-    "RMSPropLSTM",
-    "RMSPropLSTMCell",
-    "RMSPropRNN",
-    "RMSPropRNNCell",
-    "RNNCell",
-    "Recurrent",
-    "RecurrentCell",
-    "SRGRUCell",
-    "SRLSTMCell",
-    "SRRNNCell",
-    "ScheduledRestart",
-    "State",
-    "cells",
-    "count_parameters",
-    "init",
-    "optimizer_groups",
-    "orthogonal",
-    "rebase_",
-    "weight_drop",
-]
+
+def __getattr__(name: str) -> Any:
+    api, mine = import_module(".api", __name__), globals()
+    mine.update({known: getattr(api, known) for known in ("__all__", *api.__all__)})
+    if name in mine:
+        return mine[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *import_module(".api", __name__).__all__})

@@ -1,14 +1,123 @@
-"""The command line: reads options, prints tables, writes files. Torch is imported when a command runs."""
+"""The command line: its options, and which command they go to. Torch and rich are imported when one runs."""
 
-import json
-import os
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from .cli.words import refuse
+
+if TYPE_CHECKING:
+    from tyro.conf import Positional
+else:
+    try:
+        from tyro.conf import Positional
+    except ImportError:  # then main says so
+
+        class Positional:
+            def __class_getitem__(cls, kind: Any) -> Any:
+                return kind
+
+
+@dataclass(frozen=True)
+class Run:
+    """Train a network, one run folder for each seed; run again, it goes on where it was, or says it is done.
+
+    Descriptions are spelt as in Python, such as "Adding(length=750)" or "HeavyBall(mu=0.9, step=2.0)". What
+    is not given is the recipe's, or the paper's for the task.
+    """
+
+    task: str = ""
+    """Adding(...), Copying(...), MNIST(...) or PMNIST(...); by default Adding()."""
+    recipe: str = ""
+    """A row of the paper, as momentumrnn recipes lists them: table1/MomentumLSTM/PMNIST/256."""
+    seeds: str = "0"
+    """One, such as 3, or several, such as 0-4 or 0,2,7, trained together."""
+    cell: str = ""
+    """LSTM(), GRU(), Elman(nonlinearity='tanh') or ExtrapolatedLSTM(...)."""
+    momentum: str = ""
+    """None, HeavyBall(...), Nesterov(...), ScheduledRestart(...), Adam(...) or RMSProp(...)."""
+    hidden_size: int | None = None
+    """Units of the recurrent layer."""
+    bias: Literal["True", "False", "hh"] | None = None
+    """Both biases, none, or the recurrent one alone."""
+    init: str = ""
+    """Paper(forget_bias=1.0), Torch() or Dtriv()."""
+    orthogonal: bool = False
+    """Keep the recurrent matrix orthogonal, as DTRIV does."""
+    optimizer: Literal["adam", "rmsprop", "sgd"] | None = None
+    """Torch's, with its defaults but for the rate and alpha."""
+    lr: float | None = None
+    """The rate."""
+    alpha: float | None = None
+    """The smoothing of rmsprop."""
+    orthogonal_lr: float | None = None
+    """The rate for the tangent of an orthogonal matrix."""
+    rebase_every: int | None = None
+    """Steps between re-basings of an orthogonal matrix; 0: never."""
+    clip: float | None = None
+    """The largest norm of a gradient, for each seed by itself; 0: no limit."""
+    batch_size: int | None = None
+    """Samples in a step, for each seed."""
+    epochs: int | None = None
+    """In all: more than a run has go on with it."""
+    precision: Literal["tf32", "float32", "float64"] | None = None
+    """tf32, the default: float32, but a GPU may shorten the factors of a recurrent layer's products."""
+    deterministic: bool = True
+    """The same numbers each time."""
+    log_every: int | None = None
+    """Steps between two losses in metrics.jsonl."""
+    root: Path = Path("runs")
+    """Where run folders are."""
+    data: Path | None = None
+    """Where data sets are; by default what MOMENTUMRNN_DATA says, else a folder of the user's cache."""
+    device: Literal["cpu", "cuda"] | None = None
+    """By default cuda, if there is one."""
+    threads: int | None = None
+    """CPU threads; by default as many as torch takes."""
+    tensorboard: bool = False
+    """Write TensorBoard's files into the run folders too."""
+
+
+@dataclass(frozen=True)
+class Recipes:
+    """List the rows of the paper that can be run, each with its published number."""
+
+    find: Positional[str] = ""
+    """Only those whose name has this in it, such as PMNIST/256; a whole name shows all there is to it."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """List what has been run, where, and with what result."""
+
+    root: Path = Path("runs")
+    """Where run folders are."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """Download a data set, verified; adding and copying need none."""
+
+    action: Positional[Literal["get"]]
+    name: Positional[Literal["mnist"]]
+    data: Path | None = None
+    """Where to; by default what MOMENTUMRNN_DATA says, else a folder of the user's cache."""
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Compare LSTM, MomentumLSTM, AdamLSTM, RMSPropLSTM and SRLSTM on the adding problem, on the CPU."""
+
+    seeds: str = "0-2"
+    """Of each network."""
+    epochs: int = 12
+    """Of 50 steps."""
+    root: Path = Path("runs/demo")
+    """Where run folders and the plot go."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +157,17 @@ class Bench:
     """Write the results to this file, after each case."""
 
 
+# Each command is a function `run(options, args)` of the module of this name in `cli`.
+COMMANDS: dict[str, Any] = {
+    "run": Run,
+    "recipes": Recipes,
+    "runs": Runs,
+    "data": Data,
+    "demo": Demo,
+    "bench": Bench,
+}
+
+
 def main(args: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     args = sys.argv[1:] if args is None else list(args)
@@ -56,135 +176,23 @@ def main(args: Sequence[str] | None = None) -> int:
 
         print(f"momentumrnn {__version__}")
         return 0
-    missing = [name for name in ("tyro", "rich") if find_spec(name) is None]
+    missing = [name for name in ("tyro", "rich", "safetensors") if find_spec(name) is None]
     if missing:
-        return _refuse(f"{' and '.join(missing)} should be installed: pip install 'momentumrnn[all]'", 1)
+        return refuse(f"{' and '.join(missing)} should be installed: pip install 'momentumrnn[all]'", 1)
     import tyro
 
     options = tyro.extras.subcommand_cli_from_dict(
-        {"bench": Bench},
+        COMMANDS,
         prog="momentumrnn",
         description="Momentum in recurrent networks. --version prints the version.",
         args=args,
     )
+    name = next(name for name, kind in COMMANDS.items() if isinstance(options, kind))
     try:
-        return _bench(options, args)
+        code: int = import_module(f".cli.{name}", __package__).run(options, args)
+        return code
     except KeyboardInterrupt:
         return 130
-
-
-def _bench(options: Bench, args: Sequence[str]) -> int:
-    from rich.console import Console
-
-    from .bench import BadOption, bench
-
-    settings = {name: value for name, value in vars(options).items() if name != "json"}
-    # A result says what was run, not in whose folders.
-    command = shlex.join(["momentumrnn", *(Path(a).name if "/" in a or os.sep in a else a for a in args)])
-    if options.json:
-        try:
-            _write(options.json, None)
-        except OSError as error:
-            expected = "expected a file in a folder that can be written to"
-            return _refuse(f"bench: --json: {expected}, got {str(options.json)!r}: {error.strerror}")
-    console = Console(width=None if sys.stdout.isatty() else 110)
-
-    def write(result: dict[str, Any]) -> None:
-        if options.json:
-            _write(options.json, json.dumps(result, indent=2, allow_nan=False) + "\n")
-
-    def report(result: dict[str, Any]) -> None:
-        write(result)
-        _print(console, result["cases"][-1])
-
-    try:
-        result = bench(command=command, report=report, **settings)
-    except BadOption as error:
-        return _refuse(f"bench: {error}")
-    torch, threads = result["versions"]["torch"], result["threads"]
-    console.print(f"{result['device']}, torch {torch}, threads {threads}, commit {result['commit']}")
-    write(result)
-    if not result["complete"]:
-        return 130
-    return 0 if all(case["status"] == "ok" for case in result["cases"]) else 1
-
-
-def _refuse(reason: str, code: int = 2) -> int:
-    print(f"momentumrnn: {reason}", file=sys.stderr)
-    return code
-
-
-def _write(path: Path, text: str | None) -> None:
-    """All of the text or, if that fails, nothing; with None only tries whether it could."""
-    if path.is_dir():
-        raise IsADirectoryError(None, "it is a folder")
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        partial.write_text(text or "")
-        if text is not None:
-            os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _print(console: Any, case: dict[str, Any]) -> None:
-    """One case as a table, a line for each contender; ratios are of ours to it, of replicas to ours."""
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
-
-    sizes = ", ".join(f"{name} {size}" for name, size in case["sizes"].items())
-    console.print(f"\n[bold]{case['shape']}[/]: {case['cell']}, {case['momentum']}, {sizes}", highlight=False)
-    if case["status"] == "failed":
-        console.print(f"[red]failed[/] on {case['backend']}: {escape(case['reason'])}", highlight=False)
-        if "rows" not in case:
-            return
-    console.print(f"{case['backend']}: {case['how']}", highlight=False)
-    table = Table("", box=box.SIMPLE_HEAD)
-    on_gpu = "training_graph" in case.get("ratios", {})
-    graph = {"training_graph_ms": "in a\ngraph"} if on_gpu else {}
-    shown = {"forward_ms": "forward\nms", "training_ms": "training\nms", **graph, "peak_mb": "peak\nMB"}
-    kinds = ("training", "training_graph") if on_gpu else ("forward", "training")
-    for name in (*shown.values(), *(f"ours/it\n{kind.removeprefix('training_')}" for kind in kinds)):
-        table.add_column(name, justify="right")
-    table.add_column("error", justify="right")
-    table.add_column("of gra-\ndients", justify="right")
-    rows, parity = case.get("rows", {}), case["parity"]
-    for name in rows or [name for name in parity if name != "tolerance"]:
-        row = rows.get(name, {})
-        table.add_row(
-            row.get("layer", name),
-            *(_show(row.get(field), ".4g") for field in shown),
-            *(_over(case, name, kind, spread=not on_gpu) for kind in kinds),
-            *(_show(parity.get(name, {}).get(what), ".0e") for what in parity["tolerance"]),
-        )
-    console.print(table)
-    for name, row in rows.items():
-        for kind, where in (("reason", ""), ("graph_reason", " in a graph")):
-            if kind in row:
-                console.print(f"{name}{where}: {escape(row[kind])}", highlight=False)
-    if "against_plain" in case:
-        known = [f"{kind} {_show(value, '.2f')}" for kind, value in case["against_plain"].items()]
-        console.print(f"training with this momentum / with None: {', '.join(known)}", highlight=False)
-    if case["status"] == "wrong":
-        allowed = " and ".join(f"{error:.0e}" for error in parity["tolerance"].values())
-        console.print(f"[red]wrong[/], so not timed: ours should be within {allowed} of float64")
-
-
-def _over(case: dict[str, Any], name: str, kind: str, spread: bool) -> str:
-    """A ratio, with its lowest and highest if there is room."""
-    if name.startswith("replicas-"):
-        against = case.get("rows", {}).get(name, {}).get("against_single", {})
-        value = against.get({"training": "eager", "training_graph": "graph"}.get(kind))
-        return "-" if value is None else f"{value:.2f} ours"
-    ratio = case.get("ratios", {}).get(kind, {}).get(name)
-    if ratio is None:
-        return "-"
-    return ("{median:.2f} ({lowest:.2f}-{highest:.2f})" if spread else "{median:.2f}").format(**ratio)
-
-
-def _show(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 Knows nothing of the command line, and prints nothing.
 """
 
-import ast
 import copy
 import gc
 import math
@@ -26,7 +25,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import linear
 
-from . import backends, cells
+from . import backends, cells, spelling
 from .constraints import orthogonal
 from .modules import GRU, LSTM, RNN, Recurrent
 from .momentum import Adam, HeavyBall, Momentum, Nesterov, RMSProp, ScheduledRestart
@@ -81,7 +80,7 @@ DTYPES = {
     "torch-padded": torch.float16,
 }
 
-MOMENTA = {m.__name__: m for m in (HeavyBall, Nesterov, ScheduledRestart, Adam, RMSProp)}
+MOMENTA = (HeavyBall, Nesterov, ScheduledRestart, Adam, RMSProp)
 
 # Largest allowed difference to float64, relative to the largest entry, of outputs and of gradients; beside it
 # the largest seen on the shapes above. Gradients leap where W x + b_ih (Adam, RMSProp) or
@@ -245,21 +244,10 @@ def parse(text: str) -> Momentum | None:
     >>> parse("HeavyBall(mu=0.9)")
     HeavyBall(mu=0.9, step=1.0)
     """
-    known = ", ".join([*(repr(m()) for m in MOMENTA.values()), "None"])
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
-        if isinstance(tree, ast.Constant) and tree.value is None:
-            return None
-        call = tree if isinstance(tree, ast.Call) else ast.Call(tree, [], [])
-        name = call.func.id if isinstance(call.func, ast.Name) else ""
-        _check("momentum", text, name in MOMENTA, f"one of {known}")
-        given = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
-        _check("momentum", text, len(given) == len(call.keywords), "each keyword once")
-        return MOMENTA[name](*map(ast.literal_eval, call.args), **given)
-    except BadOption:
-        raise
-    except (SyntaxError, TypeError, ValueError) as error:
-        raise BadOption(f"--momentum: expected one of {known}, got {text!r}: {error}") from None
+        return cast(Momentum | None, spelling.parse(text, MOMENTA, none=True))
+    except ValueError as error:
+        raise BadOption(f"--momentum: {error}") from None
 
 
 def _check(option: str, value: object, holds: bool, expected: str) -> None:

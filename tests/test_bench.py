@@ -448,7 +448,7 @@ def test_other_spellings_are_refused(text):
         parse(text)
     assert "--momentum" in str(refusal.value)
     assert repr(text) in str(refusal.value)
-    assert "HeavyBall(mu=0.6, step=1.0)" in str(refusal.value)
+    assert "expected" in str(refusal.value)
 
 
 @pytest.mark.parametrize(
@@ -462,7 +462,7 @@ def test_other_spellings_are_refused(text):
         ("--replicas", "0", "at least 1"),
         ("--threads", "0", "from 1 to 4096"),
         ("--threads", "99999999999", "from 1 to 4096"),
-        ("--momentum", "HeavyBall(mu=0.1, mu=0.2)", "each keyword once"),
+        ("--momentum", "HeavyBall(mu=0.1, mu=0.2)", "twice"),
         ("--json", "nowhere/result.json", "No such file or directory"),
         ("--json", ".", "folder"),
     ],

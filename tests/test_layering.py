@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import momentumrnn
+
 ROOT = Path(__file__).parent.parent / "momentumrnn"
 # Each module and the modules of ours that it may import. A new module needs a line here.
 MAY_IMPORT = {
@@ -34,10 +36,71 @@ MAY_IMPORT = {
     "modules": {"momentum", "cells", "packing", "init", "backends", "backends.stack", "backends.reference"},
     "names": {"modules", "momentum"},
     "constraints": {"init", "modules", "momentum"},
-    "": {"cells", "constraints", "init", "modules", "momentum", "names"},
+    "api": {"cells", "constraints", "init", "modules", "momentum", "names"},
+    "": {"api"},
     "provenance": {"__version__"},
-    "bench": {"backends", "cells", "constraints", "modules", "momentum", "provenance"},
-    "__main__": {"__version__", "bench"},
+    "spelling": set(),
+    "bench": {"backends", "cells", "constraints", "modules", "momentum", "provenance", "spelling"},
+    "experiments.data": {"spelling"},
+    "experiments.tasks.base": set(),
+    "experiments.tasks.synthetic": {"experiments.tasks.base"},
+    "experiments.tasks.mnist": {"experiments.data", "experiments.tasks.base"},
+    "experiments.tasks": {"experiments.tasks.base", "experiments.tasks.mnist", "experiments.tasks.synthetic"},
+    "experiments.config": {"cells", "init", "momentum", "spelling", "experiments.tasks"},
+    "experiments.models": {"constraints", "modules", "experiments.config", "experiments.tasks"},
+    "experiments.replicas": {
+        "backends",
+        "constraints",
+        "experiments.config",
+        "experiments.models",
+        "experiments.tasks",
+    },
+    "experiments.folders": {"experiments.config"},
+    "experiments.trainer": {
+        "constraints",
+        "provenance",
+        "experiments.config",
+        "experiments.folders",
+        "experiments.models",
+        "experiments.replicas",
+        "experiments.tasks",
+    },
+    "experiments.paper": {"cells", "init", "momentum", "spelling", "experiments.config", "experiments.tasks"},
+    "experiments": {"experiments.config", "experiments.tasks", "experiments.trainer"},
+    "cli": set(),
+    "cli.words": set(),
+    "cli.display": {"experiments", "experiments.trainer", "cli.words"},
+    "cli.bench": {"bench", "cli.words"},
+    "cli.data": {"experiments.data", "cli.words"},
+    "cli.run": {
+        "experiments",
+        "experiments.config",
+        "experiments.data",
+        "experiments.folders",
+        "experiments.paper",
+        "experiments.trainer",
+        "cli.display",
+        "cli.words",
+    },
+    "cli.recipes": {"experiments.paper", "spelling", "cli.run", "cli.words"},
+    "cli.runs": {"experiments.folders", "cli.words"},
+    "cli.demo": {
+        "experiments",
+        "experiments.folders",
+        "experiments.trainer",
+        "init",
+        "momentum",
+        "cli.display",
+        "cli.run",
+        "cli.words",
+    },
+    "__main__": {"__version__", "cli.words"},
+}
+# What each part may import beside torch, numpy and the standard library, most of it where it is used.
+EXTRAS = {
+    "__main__": {"tyro"},
+    "cli": {"rich", "matplotlib"},
+    "experiments": {"pooch", "safetensors"},
 }
 
 
@@ -72,9 +135,23 @@ def test_imports_point_down(path):
     ours, others = imports(path)
     assert ours <= MAY_IMPORT[module(path)]
     assert "momentumrnn" not in others
-    # The command line has its own extra; it imports it, and torch, when a command runs.
-    allowed = {"torch", "numpy"} if module(path) != "__main__" else {"tyro", "rich"}
-    assert others <= allowed | sys.stdlib_module_names
+    assert others <= {"torch", "numpy", *EXTRAS.get(module(path).split(".")[0], ())} | sys.stdlib_module_names
+
+
+def test_the_command_line_starts_without_torch():
+    """So that help and refusals come at once."""
+    code = "import sys, momentumrnn.__main__; print(*sorted({'torch', 'rich'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_the_package_has_the_names_of_its_api():
+    from momentumrnn import api
+
+    assert set(api.__all__) <= set(dir(momentumrnn))
+    assert all(getattr(momentumrnn, name) is getattr(api, name) for name in api.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        momentumrnn.nonsense  # noqa: B018
 
 
 def test_the_table_is_complete():
@@ -91,7 +168,7 @@ def test_what_an_import_brings(record_property):
     """Nothing but torch, numpy and the standard library; the time beside torch's is reported, not judged."""
     code = (
         "import sys, time; import torch; before = set(sys.modules); t = time.perf_counter();"
-        "import momentumrnn; t = time.perf_counter() - t;"
+        "import momentumrnn; momentumrnn.LSTM; t = time.perf_counter() - t;"
         "new = {m.split('.')[0] for m in set(sys.modules) - before} - set(sys.stdlib_module_names);"
         "print(t, *sorted(new))"
     )

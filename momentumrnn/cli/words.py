@@ -1,0 +1,65 @@
+"""Words that commands share: refusals, seeds, the command as it is put on record. No torch, no rich."""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def refuse(reason: str, code: int = 2) -> int:
+    """Say on standard error why not; returns the exit code."""
+    print(f"momentumrnn: {reason}", file=sys.stderr)
+    return code
+
+
+def seeds(text: str) -> list[int]:
+    """The seeds that are spelt so: "3", "0-4", "0,2,7", "0-2,7".
+
+    >>> seeds("0-2,7")
+    [0, 1, 2, 7]
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ValueError(f"--seeds: expected such as 3, 0-4 or 0,2,7, got {text!r}")
+        found.extend(range(int(first), int(last or first) + 1))
+    if not found or len(set(found)) < len(found) or len(found) > 1000:
+        raise ValueError(f"--seeds: expected up to 1000 different seeds, such as 0-4, got {text!r}")
+    return found
+
+
+def several(values: Sequence[int]) -> str:
+    """Seeds in short, as `seeds` reads them.
+
+    >>> several([0, 1, 2, 7])
+    '0-2,7'
+    """
+    parts: list[list[int]] = []
+    for value in sorted(values):
+        if parts and value == parts[-1][-1] + 1:
+            parts[-1].append(value)
+        else:
+            parts.append([value])
+    return ",".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)
+
+
+def spelt(args: Sequence[str]) -> str:
+    """The command as one would type it."""
+    return shlex.join(["momentumrnn", *args])
+
+
+def recorded(args: Sequence[str]) -> str:
+    """The command for a result, which says what was run, not in whose folders."""
+    found = []
+    for before, arg in zip(["", *args], args, strict=False):
+        option, equals, value = arg.partition("=")
+        if before in _PATHS:
+            arg = Path(arg).name
+        elif equals and option in _PATHS:
+            arg = f"{option}={Path(value).name}"
+        found.append(arg)
+    return spelt(found)
+
+
+_PATHS = ("--json", "--data", "--root")

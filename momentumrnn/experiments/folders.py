@@ -1,0 +1,189 @@
+"""The folder of a run: what is in it, written whole or not at all, by one process at a time.
+
+    config.json         what is trained, and the seed
+    metrics.jsonl       a line for some steps, and one for each epoch
+    resume.pt           the checkpoint
+    result.json         what came out, once it is done
+    model.safetensors   the weights of the epoch that validation selects
+
+Knows nothing of networks and of training.
+"""
+
+import contextlib
+import io
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .config import Config
+
+FORMAT = 1
+"""Of the checkpoint; raised when an older version of this library could no longer read it."""
+
+
+class RunError(RuntimeError):
+    """A run that can't be begun or go on; the message says which, why, and what to do."""
+
+
+class Folder:
+    """One run's folder, of one seed."""
+
+    def __init__(self, root: Path, config: Config, seed: int) -> None:
+        self.path = root / f"{config.id}-s{seed}"
+        self.config, self.seed = config, seed
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """For this process alone, until it ends, however it ends."""
+        with _writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            handle = open(self.path / "lock", "a+b")  # noqa: SIM115  (held open: the lock lives with it)
+        with handle:
+            if not _lock(handle):
+                raise RunError(f"{self.path} is being written by another process: wait for it, or stop it")
+            yield
+
+    def begin(self) -> None:
+        """Write config.json, unless it is there as it should be."""
+        mine = {"config": self.config.to_json(), "seed": self.seed}
+        if self.read("config.json") != mine:
+            self.write_json("config.json", mine)
+
+    def read(self, name: str) -> Any:
+        """The JSON of a file; None if it is not there."""
+        return read_json(self.path / name)
+
+    def write_json(self, name: str, value: Any) -> None:
+        self.write(name, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+
+    def write(self, name: str, content: bytes) -> None:
+        """All of it or, whatever happens, nothing: what was there stays until the new is on the disk."""
+        path, partial = self.path / name, self.path / f".{name}.partial"
+        with _writing(path):
+            try:
+                with open(partial, "wb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(partial, path)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    partial.unlink(missing_ok=True)
+                raise
+
+    def append(self, lines: list[dict[str, Any]]) -> int:
+        """Add lines to metrics.jsonl; returns its size in bytes."""
+        path = self.path / "metrics.jsonl"
+        with _writing(path), open(path, "ab") as file:
+            for line in lines:
+                file.write((json.dumps(line, allow_nan=False) + "\n").encode())
+            file.flush()
+            os.fsync(file.fileno())
+            return file.tell()
+
+    def rewind(self, size: int) -> list[dict[str, Any]]:
+        """Cut metrics.jsonl to the size that a checkpoint knows; returns what is in it."""
+        path = self.path / "metrics.jsonl"
+        content = path.read_bytes() if path.exists() else b""
+        if len(content) < size:
+            raise RunError(
+                f"{path} should have {size} bytes at least, as resume.pt says, got {len(content)}: {_HINT}"
+            )
+        if len(content) > size:
+            self.write("metrics.jsonl", content[:size])
+        try:
+            return [json.loads(line) for line in content[:size].splitlines()]
+        except ValueError:
+            raise RunError(f"{path} should have a JSON object in each line: {_HINT}") from None
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Write the checkpoint: tensors, numbers, strings, and lists and dicts of those."""
+        buffer = io.BytesIO()
+        own = {"format": FORMAT, "id": self.config.id, "seed": self.seed}
+        torch.save({**own, **state}, buffer)
+        self.write("resume.pt", buffer.getvalue())
+
+    def load(self) -> dict[str, Any] | None:
+        """The checkpoint, on the CPU; None if there is none."""
+        path = self.path / "resume.pt"
+        if not path.exists():
+            return None
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        except OSError as error:
+            raise RunError(f"{path} can't be read: {error.strerror}") from None
+        except Exception:  # torch.load says in many ways that a file is none of its own
+            raise RunError(f"{path} is not a checkpoint, or was damaged: {_HINT}") from None
+        if not isinstance(state, dict) or not isinstance(state.get("format"), int):
+            raise RunError(f"{path} should be a checkpoint of momentumrnn, got another file: {_HINT}")
+        if state["format"] > FORMAT:
+            raise RunError(
+                f"{path} has format {state['format']}, and this version of momentumrnn reads up to {FORMAT}: "
+                "update momentumrnn, or train afresh with another --root"
+            )
+        mine = {"id": self.config.id, "seed": self.seed}
+        got = {key: state.get(key) for key in mine}
+        if got != mine:
+            raise RunError(f"{path} should be of {mine}, got {got}: {_HINT}")
+        return state
+
+
+_HINT = "move the folder away to train afresh, or take another --root"
+
+
+def running(path: Path) -> bool:
+    """Whether some process has a run's folder locked."""
+    try:
+        with open(path / "lock", "r+b") as handle:
+            return not _lock(handle)
+    except OSError:
+        return False
+
+
+def read_json(path: Path) -> Any:
+    """The JSON of a file; None if it is not there."""
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RunError(f"{path} can't be read: {error.strerror}") from None
+    except ValueError:
+        raise RunError(f"{path} should be JSON, got something else: {_HINT}") from None
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"{path} could not be written: {error.strerror or error}. Nothing that was saved is lost; the "
+            "same command goes on from there"
+        ) from error
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(handle: Any) -> bool:
+        try:
+            msvcrt.locking(handle.fileno(), msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        return True
+
+else:
+    import fcntl
+
+    def _lock(handle: Any) -> bool:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True

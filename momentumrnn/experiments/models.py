@@ -1,0 +1,44 @@
+"""The network of an experiment: one recurrent layer and a linear output. Knows nothing of training."""
+
+import torch
+from torch import Tensor, nn
+
+from ..constraints import orthogonal
+from ..modules import Recurrent
+from .config import Config
+from .tasks import generator
+
+
+class Model(nn.Module):
+    """Reads sequences (T, B, D); answers at the last step, (B, outputs), or at each, (T, B, outputs)."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        task, size = config.task, config.hidden_size
+        self.every_step = task.every_step
+        self.rnn = Recurrent(
+            config.cell,
+            task.features,
+            size,
+            bias=config.bias,
+            momentum=config.momentum,
+            init=config.init,
+        )
+        if config.orthogonal:
+            orthogonal(self.rnn, init=None)
+        self.head = nn.Linear(size, task.outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, final = self.rnn(x.to(self.head.weight.dtype))
+        if not self.every_step:
+            y = (final if isinstance(final, Tensor) else final[0])[-1]
+        out: Tensor = self.head(y)
+        return out
+
+
+def build(config: Config, seed: int) -> Model:
+    """The network as a seed begins with it, on the CPU; the same on every machine, whatever ran before."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(generator("init", seed).initial_seed())
+        model = Model(config)
+    return model.double() if config.precision == "float64" else model

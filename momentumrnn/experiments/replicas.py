@@ -1,0 +1,271 @@
+"""Replicas of one network, a seed each, and a training step for all of them. Knows no files and no epochs.
+
+Their parameters are the rows of one matrix theta (R, P), or of two, the tangents of orthogonal matrices
+apart: one norm, one clipping and one step of an optimiser serve all. On a GPU the whole step is a CUDA graph.
+Where the fused kernels serve the layer its replicas are one launch, by torch.vmap; else they run one by one.
+"""
+
+import gc
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from .. import backends
+from ..constraints import optimizer_groups, rebase_
+from .config import Config
+from .models import Model
+from .tasks import Data, Rows
+
+# Samples of each replica at a time, where none is trained on.
+EVALUATED = {"cuda": 500, "cpu": 100}
+_REPLAY = 1e-2  # the largest relative difference between the loss of a graph and that of its calls
+
+
+class Replicas:
+    """R networks on one device, side by side.
+
+    losses, norms: (n, R), of the steps of this epoch; alive: (R,), false from the step on at which a loss or
+    a gradient was not finite, and which, like all after it, left that replica as it was.
+    """
+
+    def __init__(
+        self, config: Config, models: Sequence[Model], seeds: Sequence[int], data: Data, device: torch.device
+    ) -> None:
+        self.config, self.task, self.device = config, config.task, device
+        self.models = [model.to(device).train() for model in models]
+        self.tensors = tuple(t.to(device) for t in data.tensors)
+        own = zip(*(self.task.constants(seed) for seed in seeds), strict=True)
+        self.constants = tuple(torch.stack(each).to(device) for each in own)
+        self.alive = torch.ones(len(models), dtype=torch.bool, device=device)
+        self._join()
+        self.optimizers = [self._optimizer(i) for i in range(len(self.theta))]
+        for optimizer, theta in zip(self.optimizers, self.theta, strict=True):
+            # Makes its state, and leaves theta as it is: all gradients are 0.
+            theta.grad = torch.zeros_like(theta)
+            optimizer.step()
+            for t in optimizer.state[theta].values():
+                t.zero_()
+        self.together = False
+        self.rows: Rows = ()
+        self.losses = self.norms = torch.empty(0)
+        self.index = torch.zeros((), dtype=torch.int64, device=device)
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.reason = "" if device.type == "cuda" else "no GPU"
+        if config.orthogonal:
+            self.reason = self.reason or "the exponential of a matrix reads values back"
+
+    def _join(self) -> None:
+        """Make the parameters of all models the rows of theta."""
+        self.names: list[list[str]] = []
+        self.theta: list[Tensor] = []
+        groups = optimizer_groups(self.models[0], lr=1.0, orthogonal_lr=1.0)
+        for group in groups:
+            known = set(map(id, group["params"]))
+            names = [name for name, p in self.models[0].named_parameters() if id(p) in known]
+            rows = [[model.get_parameter(name) for name in names] for model in self.models]
+            theta = torch.stack([torch.cat([p.detach().flatten() for p in row]) for row in rows])
+            for flat, row in zip(theta, rows, strict=True):
+                for p, part in zip(row, torch.split(flat, [p.numel() for p in row]), strict=True):
+                    p.data = part.view_as(p)
+            self.names.append(names)
+            self.theta.append(theta.requires_grad_())
+
+    def _optimizer(self, group: int) -> torch.optim.Optimizer:
+        config, theta = self.config, [self.theta[group]]
+        graph = self.device.type == "cuda"
+        if group == 1:
+            return torch.optim.RMSprop(theta, lr=config.orthogonal_lr, capturable=graph)
+        if config.optimizer == "rmsprop":
+            return torch.optim.RMSprop(theta, lr=config.lr, alpha=config.alpha, capturable=graph)
+        if config.optimizer == "adam":
+            return torch.optim.Adam(theta, lr=config.lr, capturable=graph)
+        return torch.optim.SGD(theta, lr=config.lr)
+
+    def state(self, replica: int) -> dict[str, Any]:
+        """All that a replica is made of, as copies on the CPU."""
+        weights = {k: v.detach().cpu().clone() for k, v in self.models[replica].state_dict().items()}
+        return {"weights": weights, "optimizer": [self._moments(i, replica) for i in range(len(self.theta))]}
+
+    def _moments(self, group: int, replica: int) -> dict[str, Tensor]:
+        """What an optimiser knows of one replica."""
+        held = self.optimizers[group].state[self.theta[group]]
+        return {k: (t[replica] if t.dim() else t).cpu().clone() for k, t in held.items()}
+
+    def restore(self, replica: int, state: dict[str, Any]) -> None:
+        """Take over what `state` gave; all replicas should have taken the same number of steps."""
+        with torch.no_grad():
+            self.models[replica].load_state_dict(state["weights"])
+            for i, moments in enumerate(state["optimizer"]):
+                for k, t in self.optimizers[i].state[self.theta[i]].items():
+                    (t[replica] if t.dim() else t).copy_(moments[k])
+
+    def begin(self, rows: Sequence[Rows], first: int) -> None:
+        """Set out on an epoch, at its step `first`. rows: of each replica, on the CPU, the whole epoch's."""
+        stacked = [torch.stack(each) for each in zip(*rows, strict=True)]
+        steps = -(-stacked[0].shape[1] // self.config.batch_size)
+        if self.graphs and steps == len(self.losses):
+            # The graphs read where these lie.
+            for held, new in zip(self.rows, stacked, strict=True):
+                held.copy_(new.pin_memory(), non_blocking=True)
+        else:
+            self.rows = tuple(t.to(self.device) for t in stacked)
+            self.losses, self.norms = torch.zeros(2, steps, len(self.models), device=self.device).double()
+            self.graphs = {}
+            self.together = len(self.models) > 1 and self._is_fused()
+        self.losses.zero_()
+        self.norms.zero_()
+        self.index.fill_(first)
+
+    def _is_fused(self) -> bool:
+        x, _ = self._batch(0, tuple(r[0, : self.config.batch_size] for r in self.rows))
+        rnn = self.models[0].rnn
+        net, sizes = rnn._network(), [x.shape[1]] * len(x)
+        return backends.choose(rnn.backend, net, sizes) is backends.BACKENDS["cuda"]
+
+    def step(self, index: int) -> None:
+        """One training step of every replica: the one of that index in the epoch, which is the next."""
+        size = min(self.config.batch_size, self.rows[0].shape[1] - index * self.config.batch_size)
+        if self.reason:
+            self._step(size)
+        else:
+            if size not in self.graphs:
+                self._capture(size)
+            if self.reason:
+                self._step(size)
+            else:
+                self.graphs[size].replay()
+
+    def _step(self, size: int) -> None:
+        config = self.config
+        take = self.index * config.batch_size + torch.arange(size, device=self.device)
+        loss = self._gradients(tuple(r.index_select(1, take) for r in self.rows))
+        with torch.no_grad():
+            grads = [theta.grad for theta in self.theta if theta.grad is not None]
+            norm = torch.stack([g.square().sum(1) for g in grads]).sum(0).sqrt()
+            fine = self.alive & loss.isfinite() & norm.isfinite()
+            if config.clip:
+                factor = (config.clip / (norm + 1e-6)).clamp(max=1).unsqueeze(1)
+                for g in grads:
+                    g.mul_(factor)
+            held = self._held()
+            before = [t.clone() for t in held]
+            for optimizer in self.optimizers:
+                optimizer.step()
+            for t, old in zip(held, before, strict=True):
+                t.copy_(torch.where(fine.unsqueeze(1), t, old))
+            self.alive.copy_(fine)
+            now = torch.arange(len(self.losses), device=self.device).unsqueeze(1) == self.index
+            for log, value in ((self.losses, loss), (self.norms, norm)):
+                log.copy_(torch.where(now, value.to(log.dtype), log))
+            self.index += 1
+
+    def rebase(self) -> None:
+        """Move the bases of orthogonal matrices to where these are now."""
+        for model in self.models:
+            rebase_(model)
+
+    def _gradients(self, rows: Rows) -> Tensor:
+        """The loss of each replica, (R,); the gradients are in theta.grad."""
+        if self.together:
+            theta = self.theta[0]
+            parameters = [self.models[0].get_parameter(name) for name in self.names[0]]
+            shapes = [p.shape for p in parameters]
+
+            def loss(flat: Tensor, constants: tuple[Tensor, ...], rows: Rows) -> Tensor:
+                parts = torch.split(flat, [s.numel() for s in shapes])
+                weights = {n: p.view(s) for n, p, s in zip(self.names[0], parts, shapes, strict=True)}
+                x, target = self.task.batch(self.tensors, constants, rows)
+                out = functional_call(self.models[0], weights, (x,))
+                return self.task.loss(out, target).mean()
+
+            losses = torch.vmap(loss)(theta, self.constants, rows)
+            (theta.grad,) = torch.autograd.grad(losses.sum(), theta)
+            return losses.detach()
+        found = []
+        for r, model in enumerate(self.models):
+            x, target = self._batch(r, tuple(each[r] for each in rows))
+            value = self.task.loss(model(x), target).mean()
+            wanted = [[model.get_parameter(name) for name in names] for names in self.names]
+            grads = iter(torch.autograd.grad(value, [p for group in wanted for p in group]))
+            for theta, group in zip(self.theta, wanted, strict=True):
+                assert theta.grad is not None
+                torch.cat([next(grads).flatten() for _ in group], out=theta.grad[r])
+            found.append(value.detach())
+        return torch.stack(found)
+
+    def _batch(self, replica: int, rows: Rows) -> tuple[Tensor, Tensor]:
+        return self.task.batch(self.tensors, tuple(c[replica] for c in self.constants), rows)
+
+    def _held(self) -> list[Tensor]:
+        """Every tensor (R, P) that a step changes."""
+        states = [
+            t for o, theta in zip(self.optimizers, self.theta, strict=True) for t in o.state[theta].values()
+        ]
+        return [*(theta.detach() for theta in self.theta), *(t for t in states if t.dim())]
+
+    def _capture(self, size: int) -> None:
+        """Make the graph of a step on `size` samples; if that can't be, remember why."""
+        scalars = [t for o in self.optimizers for s in o.state.values() for t in s.values() if not t.dim()]
+        touched = [*self._held(), *scalars, self.alive, self.losses, self.norms, self.index]
+        before = [t.clone() for t in touched]
+
+        def reset() -> None:
+            for t, old in zip(touched, before, strict=True):
+                t.copy_(old)
+
+        graph = torch.cuda.CUDAGraph()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        gc.collect()  # a graph collected while another is captured would spoil it
+        try:
+            # Around all of it, because a capture that fails leaves its stream the current one.
+            with torch.cuda.stream(side):
+                for _ in range(3):
+                    reset()
+                    self._step(size)
+                want = self.losses.clone()
+                reset()
+                with torch.cuda.graph(graph, stream=side):
+                    self._step(size)
+                graph.replay()
+                worst = (self.losses - want).abs().max() / want.abs().max().clamp(min=1e-30)
+                # Not finite is not wrong: the replica is frozen either way.
+                if float(worst.nan_to_num()) > _REPLAY:
+                    self.reason = "replayed, a graph of the step gave something else"
+        except RuntimeError as error:
+            self.reason = f"{error}".splitlines()[0]
+        torch.cuda.synchronize()
+        reset()
+        self.graphs[size] = graph
+
+    @torch.no_grad()
+    def evaluate(self, rows: Rows) -> list[dict[str, float]]:
+        """The mean loss of each replica and, where there is one, its accuracy. rows: on the CPU, for all."""
+        totals: dict[str, Tensor] = {}
+        states = [model.state_dict() for model in self.models]
+        weights = {k: torch.stack([state[k] for state in states]) for k in states[0]}
+        for part in zip(*(torch.split(r, EVALUATED[self.device.type]) for r in rows), strict=True):
+            here = tuple(t.to(self.device) for t in part)
+
+            def scores(
+                weights: dict[str, Tensor], constants: tuple[Tensor, ...], rows: Rows = here
+            ) -> dict[str, Tensor]:
+                x, target = self.task.batch(self.tensors, constants, rows)
+                out = functional_call(self.models[0], weights, (x,))
+                found = {"loss": self.task.loss(out, target), "accuracy": self.task.accuracy(out, target)}
+                return {k: v.double().sum() for k, v in found.items() if v is not None}
+
+            if self.together:
+                sums = torch.vmap(scores)(weights, self.constants)
+            else:
+                each = [
+                    scores({k: w[r] for k, w in weights.items()}, tuple(c[r] for c in self.constants))
+                    for r in range(len(self.models))
+                ]
+                sums = {k: torch.stack([found[k] for found in each]) for k in each[0]}
+            totals = {k: totals.get(k, 0) + v for k, v in sums.items()}
+        means = {k: (total / len(rows[0])).tolist() for k, total in totals.items()}
+        return [{k: values[r] for k, values in means.items()} for r in range(len(self.models))]
