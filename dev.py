@@ -1,7 +1,7 @@
 """Set up, demonstrate and test momentumrnn from a bare Python 3.11+; knows nothing of the library.
 
 usage: python3 dev.py setup                   make .venv, once, with all that the rest needs
-       python3 dev.py demo [arguments...]     run examples/adding.py
+       python3 dev.py demo [arguments...]     momentumrnn demo
        python3 dev.py lint                    ruff check, ruff format --check, mypy
        python3 dev.py test [pytest args...]   lint, then pytest in two processes
 
@@ -51,7 +51,7 @@ def setup() -> bool:
         return True
     if not run("-m", "venv", "--clear", ".venv", python=sys.executable):
         return False
-    install = ["pip", "install", "-e", ".[all,dev]", "-c", "constraints.txt"]
+    install = ["pip", "install", "-e", ".[all,track,dev]", "-c", "constraints.txt"]
     attempts = [install]
     no_uv = os.environ.get("MOMENTUMRNN_NO_UV")
     if not no_uv and run("-m", "pip", "install", "-q", "uv", "-c", "constraints.txt"):
@@ -72,7 +72,7 @@ def setup() -> bool:
 def main(command: str = "", *args: str) -> int:
     lint = [["-m", "ruff", "check", "."], ["-m", "ruff", "format", "--check", "."], ["-m", "mypy"]]
     test = ["-m", "pytest", "-n", "2", *args]  # pytest heeds the last -n, so the user's wins
-    demo = ["examples/adding.py", *args]
+    demo = ["-m", "momentumrnn", "demo", *args]
     commands = {"setup": [], "demo": [demo], "lint": lint, "test": [*lint, test]}
     if command in ("-h", "--help"):
         print(__doc__)

@@ -7,6 +7,7 @@ With `a_t = W x_t + b_ih`, row by row of the batch, k = 0, 1, ... counting the s
     drive_t = v_t   or   v_t / sqrt(n_t + eps^2)
 """
 
+import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -320,5 +321,6 @@ def _check(owner: object, name: str, value: Any, holds: Callable[[float], bool],
     number = isinstance(value, int | float | Real) and not isinstance(value, bool)
     if not number:
         raise TypeError(_message(owner, name, value, expected))
-    if not (abs(value) <= sys.float_info.max and holds(value)):
+    top = sys.float_info.max if isinstance(value, int) else math.inf
+    if not (abs(value) <= top and abs(value) < math.inf and holds(value)):
         raise ValueError(_message(owner, name, value, expected))

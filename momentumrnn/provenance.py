@@ -21,7 +21,8 @@ def provenance(command: str, device: str | None = None) -> dict[str, Any]:
     from . import __version__
 
     cuda = torch.cuda.is_available() if device is None else device == "cuda"
-    versions = {"python": platform.python_version(), "torch": str(torch.__version__), "momentumrnn": __version__}
+    torch_version = str(torch.__version__)  # it is of a class of its own
+    versions = {"python": platform.python_version(), "torch": torch_version, "momentumrnn": __version__}
     if cuda:
         cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
         versions |= {"cuda": str(torch.version.cuda), "cudnn": str(cudnn)}

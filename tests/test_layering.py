@@ -66,7 +66,7 @@ MAY_IMPORT = {
         "experiments.tasks",
     },
     "experiments.paper": {"cells", "init", "momentum", "spelling", "experiments.config", "experiments.tasks"},
-    "experiments": {"experiments.config", "experiments.tasks", "experiments.trainer"},
+    "experiments": {"experiments.config", "experiments.models", "experiments.tasks", "experiments.trainer"},
     "cli": set(),
     "cli.words": set(),
     "cli.display": {"experiments", "experiments.trainer", "cli.words"},

@@ -15,6 +15,8 @@ from ..experiments import Config
 from ..experiments.trainer import Run, selected
 from .words import several
 
+SILENCE = 60.0  # seconds without a word, at most
+
 
 @contextmanager
 def display(console: Console, title: str = "") -> Iterator["Lines"]:
@@ -40,19 +42,18 @@ class Lines:
         self.started, self.before = time.monotonic(), self._steps()
         name = f"{config.task!r}, {config.cell!r}, momentum {config.momentum!r}, H = {config.hidden_size}"
         seeds = several([run.seed for run in runs])
-        self.console.print(
-            f"{escape(self.title or name)}: seeds {seeds} on {device}, {runs[0].parameters} parameters",
-            highlight=False,
-            soft_wrap=True,
-        )
+        self._say(f"{self.title or name}: seeds {seeds} on {device}, {runs[0].parameters} parameters")
         done = [run for run in runs if run.over]
         ahead = {run.step for run in runs if run.step and not run.over}
         if done:
-            self.console.print(f"done already: seeds {several([run.seed for run in done])}", highlight=False)
+            self._say(f"done already: seeds {several([run.seed for run in done])}")
         if ahead:
-            self.console.print(f"goes on at step {', '.join(map(str, sorted(ahead)))}", highlight=False)
+            self._say(f"goes on at step {', '.join(map(str, sorted(ahead)))}")
 
     def progress(self, runs: Sequence[Run]) -> None:
+        if not self.fresh and time.monotonic() - self.said > SILENCE:
+            step = max(run.step for run in runs)
+            self._say(f"step {step} of {runs[0].last}, {self.pace()}")
         if self.fresh:
             run = self.fresh[-1]
             epoch, of = run.epochs[-1]["epoch"], self.config.epochs
@@ -60,19 +61,19 @@ class Lines:
             part = "validation" if f"validation_{metric}" in run.epochs[-1] else "test"
             values = [f"{self._value(each, part):.4f}" for each in self.fresh]
             losses = [f"{each.epochs[-1]['train_loss']:.4f}" for each in self.fresh]
-            self.console.print(
-                f"epoch {epoch}/{of}  loss {' '.join(losses)}  {part} {metric} {' '.join(values)}  "
-                f"{self.pace()}",
-                highlight=False,
-                soft_wrap=True,
-            )
+            found = f"loss {' '.join(losses)}  {part} {metric} {' '.join(values)}"
+            self._say(f"epoch {epoch}/{of}  {found}  {self.pace()}")
             self.fresh = []
 
     def epoch(self, run: Run) -> None:
         self.fresh.append(run)
 
     def note(self, text: str) -> None:
+        self._say(text)
+
+    def _say(self, text: str) -> None:
         self.console.print(escape(text), highlight=False, soft_wrap=True)
+        self.said = time.monotonic()
 
     def pace(self) -> str:
         """The rate, and the time that is left at it."""

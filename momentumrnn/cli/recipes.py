@@ -28,10 +28,12 @@ def run(options: Any, args: Sequence[str]) -> int:
             hint = "" if "did you mean" in str(error) else nearest(text, RECIPES)
             return refuse(f"recipes: {error}{hint}")
         return 0
-    table = Table("recipe", "momentum", "published", "variants", box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD)
+    for title in ("recipe", "published", "momentum, or cell", "variants"):
+        table.add_column(title, no_wrap=title in ("recipe", "published"))
     for row in rows:
         momentum = repr(row.config.momentum) if row.config.momentum else repr(row.config.cell)
-        table.add_row(row.name, escape(momentum), _numbers(row), ", ".join(row.variants))
+        table.add_row(row.name, _numbers(row), escape(momentum), ", ".join(row.variants))
     console.print(table)
     console.print("A variant follows the name, after another /:", highlight=False)
     for name, variant in VARIANTS.items():

@@ -67,7 +67,7 @@ def config(options: Any) -> tuple[Config, Recipe | None]:
             try:
                 given[name] = read(name, value)
             except ValueError as error:
-                raise ValueError(f"--{name.replace('_', '-')}: {error}") from None
+                raise ValueError(f"--{error}") from None
     if "bias" in given:
         given["bias"] = {"True": True, "False": False, "hh": "hh"}[given["bias"]]
     if options.recipe:
@@ -78,7 +78,7 @@ def config(options: Any) -> tuple[Config, Recipe | None]:
     try:
         task = read("task", options.task or "Adding()")
     except ValueError as error:
-        raise ValueError(f"--task: {error}") from None
+        raise ValueError(f"--{error}") from None
     return configure(task, **given), None
 
 

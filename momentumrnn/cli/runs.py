@@ -29,7 +29,9 @@ def run(options: Any, args: Sequence[str]) -> int:
             broken.append(f"{path}: {error}")
             continue
         groups.setdefault(path.parent.name.rpartition("-s")[0], []).append(found)
-    table = Table("run", "network and task", "seeds", "state", box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD)
+    for title in ("run", "network and task", "seeds", "state"):
+        table.add_column(title, no_wrap=title == "run")
     for title in ("test, selected\nby validation", "best\non test", "device"):
         table.add_column(title, justify="right")
     for name, group in groups.items():

@@ -6,8 +6,8 @@ A Config is data: `to_json` and `from_json` are inverse, and its `id` names the 
 import hashlib
 import json
 import math
-from dataclasses import dataclass, fields
-from numbers import Real
+from dataclasses import dataclass, fields, is_dataclass, replace
+from numbers import Integral, Real
 from typing import Any
 
 from .. import cells, init, momentum
@@ -82,6 +82,7 @@ class Config:
         for name, kind in (("task", Task), ("cell", Cell), ("momentum", Momentum | None), ("init", Init)):
             value = getattr(self, name)
             _check(name, value, isinstance(value, kind), f"a {_words(kind)}")
+            object.__setattr__(self, name, _plain(value))
         for name, least in (
             ("hidden_size", 1),
             ("rebase_every", 0),
@@ -96,11 +97,16 @@ class Config:
             value = getattr(self, name)
             number = isinstance(value, int | float | Real) and not isinstance(value, bool)
             top = 1 if name == "alpha" else math.inf
-            _check(name, value, number and 0 <= value < top, f"a number in [0, {top})")
-            object.__setattr__(self, name, float(value))
+            try:
+                plain = float(value) if number else -1.0
+            except OverflowError:
+                plain = math.inf
+            _check(name, value, 0 <= plain < top, f"a number in [0, {top})")
+            object.__setattr__(self, name, plain)
         for name in ("orthogonal", "deterministic"):
             _check(name, getattr(self, name), isinstance(getattr(self, name), bool), "True or False")
-        _check("bias", self.bias, self.bias in (True, False, "hh"), "True, False or 'hh'")
+        known = isinstance(self.bias, bool) or self.bias == "hh"
+        _check("bias", self.bias, known, "True, False or 'hh'")
         for name, choices in (("optimizer", OPTIMIZERS), ("precision", PRECISIONS)):
             value = getattr(self, name)
             _check(name, value, value in choices, f"one of {', '.join(map(repr, choices))}")
@@ -141,7 +147,10 @@ def read(name: str, value: Any) -> Any:
     if name not in _DESCRIPTIONS or not isinstance(value, str):
         return value
     known, none = _DESCRIPTIONS[name]
-    return parse(value, known, none)
+    try:
+        return parse(value, known, none)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 def configure(task: Task, **given: Any) -> Config:
@@ -149,6 +158,7 @@ def configure(task: Task, **given: Any) -> Config:
 
     With orthogonal=True cell, init and bias are those of DTRIV unless given.
     """
+    _check("task", task, isinstance(task, Task), "a Task such as Adding()")
     names = [f.name for f in fields(Config)]
     for name in given:
         if name not in names:
@@ -179,6 +189,16 @@ def configure(task: Task, **given: Any) -> Config:
 def _check(name: str, value: object, holds: bool, expected: str) -> None:
     if not holds:
         raise ValueError(f"{name} should be {expected}, got {value!r}")
+
+
+def _plain(description: Any) -> Any:
+    """A description whose numbers are Python's own, so that it is spelt in one way."""
+    if not is_dataclass(description) or isinstance(description, type):
+        return description
+    values = {f.name: getattr(description, f.name) for f in fields(description) if f.init}
+    odd = {k: v for k, v in values.items() if isinstance(v, Real) and type(v).__module__ != "builtins"}
+    plain = {k: int(v) if isinstance(v, Integral) else float(v) for k, v in odd.items()}
+    return replace(description, **plain) if plain else description
 
 
 def _words(kind: Any) -> str:

@@ -14,6 +14,7 @@ import io
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,13 @@ class Folder:
             self.path.mkdir(parents=True, exist_ok=True)
             handle = open(self.path / "lock", "a+b")  # noqa: SIM115  (held open: the lock lives with it)
         with handle:
-            if not _lock(handle):
+            # More than once: `running` holds a lock for a moment, to see whether it can.
+            for _ in range(20):
+                with _writing(self.path / "lock"):
+                    if _lock(handle):
+                        break
+                time.sleep(0.05)
+            else:
                 raise RunError(f"{self.path} is being written by another process: wait for it, or stop it")
             yield
 
@@ -89,7 +96,10 @@ class Folder:
     def rewind(self, size: int) -> list[dict[str, Any]]:
         """Cut metrics.jsonl to the size that a checkpoint knows; returns what is in it."""
         path = self.path / "metrics.jsonl"
-        content = path.read_bytes() if path.exists() else b""
+        try:
+            content = path.read_bytes() if path.exists() else b""
+        except OSError as error:
+            raise RunError(f"{path} can't be read: {error.strerror}") from None
         if len(content) < size:
             raise RunError(
                 f"{path} should have {size} bytes at least, as resume.pt says, got {len(content)}: {_HINT}"
@@ -97,9 +107,12 @@ class Folder:
         if len(content) > size:
             self.write("metrics.jsonl", content[:size])
         try:
-            return [json.loads(line) for line in content[:size].splitlines()]
-        except ValueError:
-            raise RunError(f"{path} should have a JSON object in each line: {_HINT}") from None
+            lines = [json.loads(line) for line in content[:size].splitlines()]
+        except (ValueError, RecursionError):
+            lines = [None]
+        if not all(isinstance(line, dict) for line in lines):
+            raise RunError(f"{path} should have a JSON object in each line: {_HINT}")
+        return lines
 
     def save(self, state: dict[str, Any]) -> None:
         """Write the checkpoint: tensors, numbers, strings, and lists and dicts of those."""
@@ -153,7 +166,7 @@ def read_json(path: Path) -> Any:
         return None
     except OSError as error:
         raise RunError(f"{path} can't be read: {error.strerror}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise RunError(f"{path} should be JSON, got something else: {_HINT}") from None
 
 
@@ -184,6 +197,6 @@ else:
     def _lock(handle: Any) -> bool:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             return False
         return True

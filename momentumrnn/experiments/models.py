@@ -1,5 +1,8 @@
 """The network of an experiment: one recurrent layer and a linear output. Knows nothing of training."""
 
+import json
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +18,7 @@ class Model(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         task, size = config.task, config.hidden_size
+        dtype = torch.float64 if config.precision == "float64" else torch.float32
         self.every_step = task.every_step
         self.rnn = Recurrent(
             config.cell,
@@ -23,10 +27,11 @@ class Model(nn.Module):
             bias=config.bias,
             momentum=config.momentum,
             init=config.init,
+            dtype=dtype,
         )
         if config.orthogonal:
             orthogonal(self.rnn, init=None)
-        self.head = nn.Linear(size, task.outputs)
+        self.head = nn.Linear(size, task.outputs, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         y, final = self.rnn(x.to(self.head.weight.dtype))
@@ -39,6 +44,17 @@ class Model(nn.Module):
 def build(config: Config, seed: int) -> Model:
     """The network as a seed begins with it, on the CPU; the same on every machine, whatever ran before."""
     with torch.random.fork_rng([]):
-        torch.manual_seed(generator("init", seed).initial_seed())
-        model = Model(config)
-    return model.double() if config.precision == "float64" else model
+        # torch.manual_seed would seed GPUs too.
+        torch.default_generator.manual_seed(generator("init", seed).initial_seed())
+        return Model(config)
+
+
+def load(folder: str | Path) -> Model:
+    """The network of a run that is done, on the CPU, with the weights that validation selected."""
+    from safetensors import safe_open
+
+    with safe_open(Path(folder) / "model.safetensors", "pt") as file:
+        config = Config.from_json(json.loads(file.metadata()["run"])["config"])
+        model = build(config, 0)
+        model.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+    return model

@@ -40,6 +40,7 @@ class Replicas:
         own = zip(*(self.task.constants(seed) for seed in seeds), strict=True)
         self.constants = tuple(torch.stack(each).to(device) for each in own)
         self.alive = torch.ones(len(models), dtype=torch.bool, device=device)
+        self.taken = torch.zeros(len(models), device=device)
         self._join()
         self.optimizers = [self._optimizer(i) for i in range(len(self.theta))]
         for optimizer, theta in zip(self.optimizers, self.theta, strict=True):
@@ -92,7 +93,8 @@ class Replicas:
     def _moments(self, group: int, replica: int) -> dict[str, Tensor]:
         """What an optimiser knows of one replica."""
         held = self.optimizers[group].state[self.theta[group]]
-        return {k: (t[replica] if t.dim() else t).cpu().clone() for k, t in held.items()}
+        # The one number that replicas share in an optimiser is its count of steps.
+        return {k: (t if t.dim() else self.taken)[replica].cpu().clone() for k, t in held.items()}
 
     def restore(self, replica: int, state: dict[str, Any]) -> None:
         """Take over what `state` gave; all replicas should have taken the same number of steps."""
@@ -101,6 +103,8 @@ class Replicas:
             for i, moments in enumerate(state["optimizer"]):
                 for k, t in self.optimizers[i].state[self.theta[i]].items():
                     (t[replica] if t.dim() else t).copy_(moments[k])
+                    if not t.dim():
+                        self.taken[replica] = moments[k]
 
     def begin(self, rows: Sequence[Rows], first: int) -> None:
         """Set out on an epoch, at its step `first`. rows: of each replica, on the CPU, the whole epoch's."""
@@ -145,7 +149,6 @@ class Replicas:
         with torch.no_grad():
             grads = [theta.grad for theta in self.theta if theta.grad is not None]
             norm = torch.stack([g.square().sum(1) for g in grads]).sum(0).sqrt()
-            fine = self.alive & loss.isfinite() & norm.isfinite()
             if config.clip:
                 factor = (config.clip / (norm + 1e-6)).clamp(max=1).unsqueeze(1)
                 for g in grads:
@@ -154,6 +157,10 @@ class Replicas:
             before = [t.clone() for t in held]
             for optimizer in self.optimizers:
                 optimizer.step()
+            for theta in self.theta:
+                norm = norm.where(theta.isfinite().all(1), torch.inf)  # a step too long to be taken
+            fine = self.alive & loss.isfinite() & norm.isfinite()
+            self.taken += fine
             for t, old in zip(held, before, strict=True):
                 t.copy_(torch.where(fine.unsqueeze(1), t, old))
             self.alive.copy_(fine)
@@ -163,9 +170,10 @@ class Replicas:
             self.index += 1
 
     def rebase(self) -> None:
-        """Move the bases of orthogonal matrices to where these are now."""
-        for model in self.models:
-            rebase_(model)
+        """Move the bases of orthogonal matrices to where these are now, unless they are frozen."""
+        for model, alive in zip(self.models, self.alive.tolist(), strict=True):
+            if alive:
+                rebase_(model)
 
     def _gradients(self, rows: Rows) -> Tensor:
         """The loss of each replica, (R,); the gradients are in theta.grad."""
@@ -209,7 +217,7 @@ class Replicas:
     def _capture(self, size: int) -> None:
         """Make the graph of a step on `size` samples; if that can't be, remember why."""
         scalars = [t for o in self.optimizers for s in o.state.values() for t in s.values() if not t.dim()]
-        touched = [*self._held(), *scalars, self.alive, self.losses, self.norms, self.index]
+        touched = [*self._held(), *scalars, self.alive, self.taken, self.losses, self.norms, self.index]
         before = [t.clone() for t in touched]
 
         def reset() -> None:
@@ -228,7 +236,9 @@ class Replicas:
                     self._step(size)
                 want = self.losses.clone()
                 reset()
-                with torch.cuda.graph(graph, stream=side):
+                # One pool for all: they run one after another, and leave nothing in it.
+                others = [each.pool() for each in self.graphs.values()]
+                with torch.cuda.graph(graph, pool=others[0] if others else None, stream=side):
                     self._step(size)
                 graph.replay()
                 worst = (self.losses - want).abs().max() / want.abs().max().clamp(min=1e-30)

@@ -9,11 +9,13 @@ import json
 import math
 import os
 import signal
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -54,9 +56,9 @@ class Watcher(Protocol):
 class Run:
     """One seed: how far it is, and what it has found. `state` is what a checkpoint holds of the network."""
 
-    def __init__(self, folder: Folder, model: Model, steps: int) -> None:
+    def __init__(self, folder: Folder, model: Model, samples: int) -> None:
         self.folder, self.seed, self.config = folder, folder.seed, folder.config
-        self.model, self.steps_per_epoch = model, steps
+        self.model, self.steps_per_epoch = model, -(-samples // folder.config.batch_size)
         self.parameters = count_parameters(model)
         self.step = 0
         self.losses: list[float] = []  # of this epoch, as are the norms
@@ -66,7 +68,8 @@ class Run:
         self.best: dict[str, Any] | None = None
         self.state: dict[str, Any] | None = None
         self.seconds = self.training_seconds = 0.0
-        self.trained = 0  # steps that training_seconds stand for
+        self.trained = 0  # samples that training_seconds stand for
+        self.samples = samples
         self.sessions: list[dict[str, Any]] = []
         self.size = 0
 
@@ -98,11 +101,14 @@ class Run:
             self.trained, self.sessions, self.size = state["trained"], state["sessions"], state["size"]
             self.model.load_state_dict(state["state"]["weights"])
         except (KeyError, TypeError, RuntimeError):
-            path = self.folder.path / "resume.pt"
-            raise RunError(
-                f"{path} is of another network or lacks something: move its folder away to train afresh"
-            ) from None
+            raise self.odd() from None
         self.epochs = [line for line in self.folder.rewind(self.size) if "epoch" in line]
+
+    def odd(self) -> RunError:
+        path = self.folder.path / "resume.pt"
+        return RunError(
+            f"{path} is of another network or lacks something: move its folder away to train afresh"
+        )
 
     def save(self) -> None:
         self.folder.save(
@@ -152,15 +158,19 @@ def train(
     """
     seeds = _check_seeds(seeds)
     place = _device(device)
+    if place.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
     loaded = config.task.load(None if data is None else Path(data))
-    steps = -(-len(config.task.rows(loaded, seeds[0], 0)[0]) // config.batch_size)
-    count = threads or torch.get_num_threads()
-    with contextlib.ExitStack() as stack:
+    samples = len(config.task.rows(loaded, seeds[0], 0)[0])
+    count = torch.get_num_threads() if threads is None else _check_threads(threads)
+    if find_spec("safetensors") is None:
+        raise RunError("safetensors should be installed: pip install 'momentumrnn[all]'")
+    with torch.enable_grad(), contextlib.ExitStack() as stack:
         runs = []
         for seed in seeds:
             folder = Folder(Path(root), config, seed)
             stack.enter_context(folder.locked())
-            runs.append(Run(folder, build(config, seed), steps))
+            runs.append(Run(folder, build(config, seed), samples))
         for run in runs:
             run.load()
             if not run.over:
@@ -242,7 +252,12 @@ class _Trainer:
                 started = time.monotonic()
                 if any(run.due for run in group):
                     self._evaluate(live)
-                if step < until and step // n != drawn:
+                if step >= until or not live:
+                    self._account(group, started)
+                    self._save(live)
+                    self.watcher.progress(group)
+                    return
+                if step // n != drawn:
                     drawn = step // n
                     found = rows.result()
                     for replicas, runs in live:
@@ -255,18 +270,19 @@ class _Trainer:
                 taken = self._round([replicas for replicas, _ in live], step, edge - step)
                 for (replicas, runs), (count, spent) in zip(live, taken, strict=True):
                     self._read(replicas, runs, count, spent)
-                for run in group:
-                    run.seconds += time.monotonic() - started if run.frozen is None else 0
+                self._account(group, started)
                 self.watcher.progress(group)
                 step, stopped = edge, self.stop.is_set()
                 ended = [each for each in live if all(run.frozen for run in each[1])]
-                if ended or stopped or step >= until or time.monotonic() - self.saved > SAVE_SECONDS:
+                if ended or stopped or time.monotonic() - self.saved > SAVE_SECONDS:
                     self._save(live)
                 live = [each for each in live if each not in ended]
                 if stopped:
                     raise Interrupted("stopped")
-                if not live or (step >= until and not any(run.due for run in group)):
-                    return
+
+    def _account(self, group: list[Run], started: float) -> None:
+        for run in group:
+            run.seconds += time.monotonic() - started if run.frozen is None else 0
 
     def _draw(self, group: list[Run], epoch: int) -> dict[int, Rows]:
         return {run.seed: self.config.task.rows(self.data, run.seed, epoch) for run in group}
@@ -277,7 +293,10 @@ class _Trainer:
         )
         for r, run in enumerate(runs):
             if run.state is not None:
-                found.restore(r, run.state)
+                try:
+                    found.restore(r, run.state)
+                except (KeyError, TypeError, RuntimeError):
+                    raise run.odd() from None
         return found
 
     def _round(self, all_replicas: list[Replicas], step: int, count: int) -> list[tuple[int, float]]:
@@ -334,7 +353,7 @@ class _Trainer:
                 run.losses.append(loss)
                 run.norms.append(norm)
                 run.step += 1
-                run.trained += 1
+                run.trained += min(self.config.batch_size, run.samples - i * self.config.batch_size)
                 if (i + 1) % k == 0:
                     loss, norm = _mean(run.losses[-k:]), _mean(run.norms[-k:])
                     lines.append({"step": run.step, "loss": loss, "norm": norm})
@@ -348,7 +367,7 @@ class _Trainer:
             "step": run.step,
             "loss": str(loss),
             "gradient_norm": str(norm),
-            "weight_norm": weights,
+            "weight_norm": _finite(weights),
             "last_gradient_norm": run.norms[-1] if run.norms else None,
         }
         self.watcher.note(
@@ -389,18 +408,20 @@ class _Trainer:
 
     def _finish(self, run: Run) -> None:
         """Write result and weights, unless they are there."""
-        done = run.folder.read("result.json")
-        if done is not None and done["steps"] == run.step and done["status"] == _status(run):
+        done, there = run.folder.read("result.json"), (run.folder.path / "model.safetensors").exists()
+        mine = {"id": self.config.id, "seed": run.seed, "steps": run.step, "status": _status(run)}
+        if there and isinstance(done, dict) and mine.items() <= done.items():
             return
+        # Without validation there is no honest choice but the last.
         weights = run.best or (run.state or {})["weights"]
-        epoch = (selected(run.epochs, self.config, "validation") or {"epoch": None})["epoch"]
-        note = {"config": json.dumps(self.config.to_json()), "seed": str(run.seed), "epoch": str(epoch)}
-        run.folder.write("model.safetensors", _safetensors(weights, note))
+        epoch = (selected(run.epochs, self.config, "validation") or {"epoch": len(run.epochs)})["epoch"]
+        note = {"config": self.config.to_json(), "seed": run.seed, "epoch": epoch}
+        run.folder.write("model.safetensors", _safetensors(weights, {"run": json.dumps(note)}))
         run.folder.write_json("result.json", self._result(run))
 
     def _result(self, run: Run) -> dict[str, Any]:
         config = self.config
-        speed = run.trained * config.batch_size / run.training_seconds if run.training_seconds else None
+        speed = run.trained / run.training_seconds if run.training_seconds else None
         return {
             **run.sessions[-1],
             "id": config.id,
@@ -431,7 +452,7 @@ class _Trainer:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise RunError("tensorboard should be installed: pip install 'momentumrnn[track]'") from None
-        for run in runs:
+        for run in (run for run in runs if not run.over):
             self.writers[run.seed] = SummaryWriter(
                 str(run.folder.path / "tensorboard"), purge_step=run.step or None
             )
@@ -475,7 +496,7 @@ def _status(run: Run) -> str:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
+    return math.fsum(value / len(values) for value in values)
 
 
 def _finite(value: float) -> float | None:
@@ -490,23 +511,31 @@ def _peak(device: torch.device) -> float:
         import resource
     except ImportError:  # Windows
         return 0.0
-    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10, 1)
+    unit = 2**20 if sys.platform == "darwin" else 2**10
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit, 1)
 
 
 def _safetensors(weights: dict[str, torch.Tensor], note: dict[str, str]) -> bytes:
-    try:
-        from safetensors.torch import save
-    except ImportError:
-        raise RunError("safetensors should be installed: pip install 'momentumrnn[all]'") from None
+    from safetensors.torch import save
+
     return save({k: v.contiguous() for k, v in weights.items()}, note)
 
 
 def _check_seeds(seeds: Sequence[int]) -> list[int]:
-    found = list(seeds)
+    try:
+        found = list(seeds)
+    except TypeError:
+        found = []
     whole = all(isinstance(s, int) and not isinstance(s, bool) and 0 <= s < 2**32 for s in found)
     if not found or not whole or len(set(found)) < len(found):
         raise ValueError(f"seeds should be different integers from 0 to 2**32 - 1, got {seeds!r}")
     return found
+
+
+def _check_threads(threads: int) -> int:
+    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+        raise ValueError(f"threads should be an integer of at least 1, got {threads!r}")
+    return threads
 
 
 def _device(name: str | None) -> torch.device:
@@ -522,13 +551,20 @@ def _device(name: str | None) -> torch.device:
 @contextlib.contextmanager
 def _settings(config: Config, device: torch.device) -> Iterator[None]:
     """What torch is told for the time of training."""
-    tf32 = torch.backends.cudnn.allow_tf32
+    rnn: Any = torch.backends.cudnn.rnn
+    matmul: Any = torch.backends.cuda.matmul
+    before = rnn.fp32_precision, matmul.fp32_precision
     was = torch.are_deterministic_algorithms_enabled()
     warn = torch.is_deterministic_algorithms_warn_only_enabled()
     memory: Any = torch.utils.deterministic
     fill = memory.fill_uninitialized_memory
     try:
-        torch.backends.cudnn.allow_tf32 = config.precision == "tf32"
+        # Set only where it differs: torch minds if its older way to set it was taken as well.
+        wanted = "tf32" if config.precision == "tf32" else "ieee"
+        if rnn.fp32_precision != wanted:
+            rnn.fp32_precision = wanted
+        if config.precision != "tf32" and matmul.fp32_precision == "tf32":
+            matmul.fp32_precision = "ieee"
         if config.deterministic:
             if device.type == "cuda":
                 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -536,7 +572,8 @@ def _settings(config: Config, device: torch.device) -> Iterator[None]:
             memory.fill_uninitialized_memory = False
         yield
     finally:
-        torch.backends.cudnn.allow_tf32 = tf32
+        if (rnn.fp32_precision, matmul.fp32_precision) != before:
+            rnn.fp32_precision, matmul.fp32_precision = before
         torch.use_deterministic_algorithms(was, warn_only=warn)
         memory.fill_uninitialized_memory = fill
 
@@ -559,4 +596,4 @@ def _signals() -> Iterator[threading.Event]:
         yield stop
     finally:
         for number, old in before.items():
-            signal.signal(number, old)
+            signal.signal(number, old or signal.SIG_DFL)  # None: not set from Python

@@ -1,0 +1,322 @@
+"""The command line of the trainer: options to Configs, what is printed, what is refused, how it stops."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import momentumrnn as mr
+
+pytest.importorskip("tyro", reason="the command line needs the extra momentumrnn[all]")
+pytest.importorskip("rich", reason="the command line needs the extra momentumrnn[all]")
+pytest.importorskip("safetensors", reason="the command line needs the extra momentumrnn[all]")
+
+from momentumrnn.__main__ import Run, main
+from momentumrnn.cli import display, run
+from momentumrnn.cli.words import recorded, seeds, several
+from momentumrnn.experiments import PMNIST, Adding, configure, load
+from momentumrnn.experiments.paper import RECIPES, recipe
+
+TINY = ["--task", "Adding(length=6, samples=100, evaluation=20)", "--hidden-size", "4", "--device", "cpu"]
+
+
+def go(tmp_path, *args):
+    return main(["run", *TINY, "--root", str(tmp_path), *args])
+
+
+def folders(path):
+    return sorted(p.name for p in path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("3", [3]), ("0-4", [0, 1, 2, 3, 4]), ("0,2,7", [0, 2, 7]), ("0-1, 5", [0, 1, 5]), ("7-7", [7])],
+)
+def test_seeds_are_spelt(text, expected):
+    assert seeds(text) == expected
+    assert seeds(several(expected)) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", "1-", "-1", "0-4-5", "2,2", "0-2,1", "4-0", "1.5", "0..4", "0-99999999"]
+)
+def test_other_seeds_are_refused(text, capsys):
+    with pytest.raises(ValueError, match="--seeds"):
+        seeds(text)
+
+
+def test_a_run_from_beginning_to_end(tmp_path, capsys):
+    assert go(tmp_path, "--seeds", "0-1", "--epochs", "2", "--momentum", "HeavyBall(mu=0.9, step=2.0)") == 0
+    out = capsys.readouterr().out
+    assert len(folders(tmp_path)) == 2
+    for folder in tmp_path.iterdir():
+        expected = {"config.json", "metrics.jsonl", "result.json", "model.safetensors", "resume.pt", "lock"}
+        assert set(folders(folder)) == expected
+        result = json.loads((folder / "result.json").read_text())
+        line = result["selected"]["by_validation"]
+        assert f"{line['test_loss']:.5f}" in out
+        assert result["command"].startswith("momentumrnn run --task 'Adding(length=6")
+        assert str(tmp_path) not in (folder / "result.json").read_text()
+    assert "mean ± sd" in out
+    assert "without memory: loss 0.16667" in out
+    assert re.search(r"epoch 2/2 .*samples/s", out)
+
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    assert go(tmp_path, "--seeds", "0-1", "--epochs", "2", "--momentum", "HeavyBall(mu=0.9, step=2.0)") == 0
+    again = capsys.readouterr().out
+    assert "nothing was trained" in again
+    assert f"{line['test_loss']:.5f}" in again
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+    assert main(["runs", "--root", str(tmp_path)]) == 0
+    listed = capsys.readouterr().out
+    assert "0-1" in listed
+    assert "done, 2 epochs" in listed
+
+
+def test_more_epochs_go_on(tmp_path, capsys):
+    assert go(tmp_path, "--epochs", "1") == 0
+    assert go(tmp_path, "--epochs", "2") == 0
+    assert "goes on at step 2" in capsys.readouterr().out
+    assert len(folders(tmp_path)) == 1
+    (folder,) = tmp_path.iterdir()
+    assert json.loads((folder / "result.json").read_text())["epochs"] == 2
+
+
+def test_the_network_is_loaded_from_its_folder(tmp_path, capsys):
+    assert go(tmp_path, "--epochs", "2", "--momentum", "Nesterov()") == 0
+    (folder,) = tmp_path.iterdir()
+    model, task = load(folder), Adding(length=6, samples=100, evaluation=20)
+    assert model.rnn.momentum == mr.Nesterov()
+    x, target = task.batch((), (), task.held_out(task.load(None), "test"))
+    with torch.no_grad():
+        loss = float(task.loss(model(x), target).double().mean())
+    result = json.loads((folder / "result.json").read_text())
+    assert loss == pytest.approx(result["selected"]["by_validation"]["test_loss"], rel=1e-5)
+
+
+def test_every_flag_reaches_the_config():
+    options = Run(
+        task="Adding(length=9)",
+        cell="Elman(nonlinearity='modrelu')",
+        momentum="Adam(mu=0.5)",
+        hidden_size=7,
+        bias="hh",
+        init="Dtriv(angles='henaff')",
+        orthogonal=True,
+        optimizer="sgd",
+        lr=0.5,
+        alpha=0.25,
+        orthogonal_lr=0.125,
+        rebase_every=3,
+        clip=2.0,
+        batch_size=11,
+        epochs=5,
+        precision="float64",
+        deterministic=False,
+        log_every=13,
+    )
+    found, row = run.config(options)
+    assert row is None
+    given = {
+        name: value for name, value in vars(options).items() if name not in run._OTHERS and name != "bias"
+    }
+    spelt = found.to_json()
+    assert {name: spelt[name] for name in given} == {
+        **given,
+        "momentum": repr(mr.Adam(mu=0.5)),
+    }
+    assert found.bias == "hh"
+    assert found.task == Adding(length=9)
+    # All that a Config has is a flag, and the flags are as their help says.
+    assert set(spelt) <= set(vars(options))
+
+
+def test_defaults_are_the_papers():
+    assert run.config(Run())[0] == configure(Adding())
+    assert run.config(Run(task="PMNIST()"))[0] == configure(PMNIST())
+    name = "table1/MomentumLSTM/PMNIST/256"
+    found, row = run.config(Run(recipe=name, lr=0.5))
+    assert row == recipe(name)
+    assert found == run.replace(RECIPES[name].config, lr=0.5)
+    off, _ = run.config(Run(recipe=name, momentum="None"))
+    assert off.momentum is None
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["--task", "Ading()"], ["--task", "Ading()", "did you mean 'Adding'"]),
+        (["--task", "Adding(lenght=3)"], ["--task", "lenght", "did you mean 'length'"]),
+        (["--task", "Adding(length=1)"], ["--task", "length", "got 1"]),
+        (["--momentum", "HeavyBall(mu=2)"], ["--momentum", "mu", "[0, 1]"]),
+        (["--momentum", "__import__('os')"], ["--momentum", "expected"]),
+        (["--cell", "LSTMM()"], ["--cell", "did you mean 'LSTM'"]),
+        (["--init", "Papr()"], ["--init", "did you mean 'Paper'"]),
+        (["--recipe", "table1/MomentumLSTM/PMNIST/255"], ["table1/MomentumLSTM/PMNIST/256"]),
+        (["--recipe", "table1/LSTM/PMNIST/256", "--task", "Adding()"], ["--task", "--recipe"]),
+        (["--hidden-size", "0"], ["hidden_size", "at least 1", "got 0"]),
+        (["--lr", "-1"], ["lr", "got -1"]),
+        (["--epochs", "0"], ["epochs", "got 0"]),
+        (["--seeds", "x"], ["--seeds", "'x'"]),
+        (["--threads", "0"], ["--threads", "got 0"]),
+        (["--orthogonal", "--cell", "LSTM()"], ["orthogonal", "LSTM()"]),
+        (["--rebase-every", "3"], ["rebase_every", "orthogonal"]),
+    ],
+)
+def test_bad_options_are_refused_in_one_line(tmp_path, monkeypatch, capsys, args, expected):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "--device", "cpu", *args]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert all(part in err for part in expected), err
+    assert folders(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["run", "--hiden-size", "3"], "--hidden-size"),
+        (["run", "--momentm", "None"], "--momentum"),
+        (["runs", "--rot", "x"], "--root"),
+        (["rn"], "run"),
+        (["data", "get", "minst"], "mnist"),
+    ],
+)
+def test_unknown_flags_name_the_nearest(args, expected, capsys):
+    with pytest.raises(SystemExit) as refusal:
+        main(args)
+    assert refusal.value.code == 2
+    assert expected in "".join(capsys.readouterr())
+
+
+def test_places_that_cannot_be_used_are_named(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "file"
+    file.write_text("")
+    assert go(file) == 1
+    assert str(file) in capsys.readouterr().err
+    monkeypatch.setenv("MOMENTUMRNN_DATA", str(tmp_path / "none"))
+    assert main(["run", "--task", "MNIST()", "--device", "cpu", "--root", str(tmp_path / "runs")]) == 1
+    err = capsys.readouterr().err
+    assert "train-images-idx3-ubyte.gz" in err
+    assert "momentumrnn data get mnist" in err
+    assert not (tmp_path / "runs").exists()
+    assert main(["runs", "--root", str(tmp_path / "none")]) == 1
+    assert "none" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there(tmp_path, capsys):
+    assert go(tmp_path, "--device", "cuda") == 1
+    assert "'cuda'" in capsys.readouterr().err
+
+
+def test_damaged_runs_are_listed_as_such(tmp_path, capsys):
+    assert go(tmp_path, "--epochs", "1") == 0
+    (folder,) = tmp_path.iterdir()
+    (folder / "config.json").write_text("{")
+    assert main(["runs", "--root", str(tmp_path)]) == 1
+    assert "damaged" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["", "PMNIST", "adding"])
+def test_recipes_are_listed_with_their_numbers(name, capsys):
+    assert main(["recipes", *([name] if name else [])]) == 0
+    out = capsys.readouterr().out
+    rows = {key: row for key, row in RECIPES.items() if name.lower() in key.lower()}
+    assert rows
+    for key, row in RECIPES.items():
+        (line,) = [each for each in out.splitlines() if key in each.split()] or [""]
+        assert bool(line) == (key in rows)
+        assert not line or all(f"{p.value:g}" in line for p in row.published)
+
+
+def test_a_recipe_is_shown_whole(capsys):
+    assert main(["recipes", "table1/MomentumLSTM/PMNIST/256/same-gain"]) == 0
+    out = capsys.readouterr().out
+    assert "HeavyBall(mu=0.0, step=2.5)" in out
+    assert "momentumrnn run --recipe table1/MomentumLSTM/PMNIST/256/same-gain" in out
+    assert main(["recipes", "tabel1/MomentumLSTM/PMNIST/256"]) == 2
+    assert "table1/MomentumLSTM/PMNIST/256" in capsys.readouterr().err
+
+
+def test_a_recipe_stands_beside_what_is_published(tmp_path, capsys):
+    args = [
+        "--recipe",
+        "figure4/LSTM/Adding/128",
+        "--epochs",
+        "1",
+        "--hidden-size",
+        "2",
+        "--batch-size",
+        "5000",
+    ]
+    assert main(["run", *args, "--device", "cpu", "--root", str(tmp_path)]) == 0
+    assert "published" in capsys.readouterr().out
+
+
+def test_the_record_names_no_folders():
+    args = ["run", "--recipe", "table1/LSTM/MNIST/128", "--root", "/home/me/runs", "--data=/home/me/data"]
+    expected = "momentumrnn run --recipe table1/LSTM/MNIST/128 --root runs --data=data"
+    assert recorded(args) == expected
+
+
+def wait_for(path, process):
+    for _ in range(600):
+        if path.exists() and list(path.glob("*/metrics.jsonl")):
+            return
+        assert process.poll() is None
+        time.sleep(0.1)
+    raise AssertionError("training did not begin")
+
+
+def test_control_c_saves_and_says_how_to_go_on(tmp_path):
+    args = [*TINY, "--epochs", "100000", "--log-every", "1", "--root", str(tmp_path / "runs")]
+    command = [sys.executable, "-m", "momentumrnn", "run", *args]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for(tmp_path / "runs", process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "all is saved" in out
+    assert "momentumrnn run --task 'Adding(length=6" in out
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert torch.load(folder / "resume.pt", weights_only=True)["step"] > 0
+
+
+def test_a_terminal_sees_a_line_for_each_seed(tmp_path):
+    """In a real pseudo-terminal."""
+    args = [*TINY, "--epochs", "2", "--seeds", "0,3", "--root", str(tmp_path)]
+    process, terminal = pty.fork()
+    if process == 0:
+        os.environ.update(COLUMNS="120", LINES="40", TERM="xterm")
+        os.execv(sys.executable, [sys.executable, "-m", "momentumrnn", "run", *args])
+    shown = b""
+    while True:
+        try:
+            part = os.read(terminal, 65536)
+        except OSError:
+            break
+        if not part:
+            break
+        shown += part
+    os.close(terminal)
+    assert os.waitpid(process, 0)[1] == 0
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
+    for seed in (0, 3):
+        assert re.search(rf"^\s+{seed}\s+2/2\s+4\s+\d\.\d{{4}}\s+\d\.\d{{4}}", text, re.MULTILINE), text
+    assert "samples/s" in text
+
+
+def test_a_long_epoch_is_not_silent(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(display, "SILENCE", -1.0)
+    assert go(tmp_path, "--epochs", "1", "--batch-size", "10", "--log-every", "2") == 0
+    assert "step 4 of 10" in capsys.readouterr().out
