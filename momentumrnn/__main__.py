@@ -110,7 +110,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Demo:
-    """Compare LSTM, MomentumLSTM, AdamLSTM, RMSPropLSTM and SRLSTM on the adding problem, on the CPU."""
+    """Compare LSTM, MomentumLSTM, AdamLSTM, RMSPropLSTM, SRLSTM and a control on a small task, on the CPU."""
 
     seeds: str = "0-2"
     """Of each network."""

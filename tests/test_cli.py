@@ -45,7 +45,8 @@ def test_seeds_are_spelt(text, expected):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "a", "1-", "-1", "0-4-5", "2,2", "0-2,1", "4-0", "1.5", "0..4", "0-99999999"]
+    "text",
+    ["", "a", "1-", "-1", "0-4-5", "2,2", "0-2,1", "4-0", "1.5", "0..4", "0-99999999999", "9999999999"],
 )
 def test_other_seeds_are_refused(text, capsys):
     with pytest.raises(ValueError, match="--seeds"):

@@ -94,7 +94,7 @@ def test_from_beginning_to_end_and_again(tmp_path, capsys, plots):
     assert "after 5 steps" in out
     assert "after 15 steps" in out
     assert "mean ± sd over seeds 0-1; always answering 1: 0.1667" in out
-    assert "is a control" in out
+    assert "is a control: no momentum" in out
     assert f"The plot: {tmp_path / 'demo.svg'} and {tmp_path / 'demo.png'}" in out
     assert_plots(tmp_path)
 
@@ -143,7 +143,7 @@ def test_without_matplotlib_the_table_is_there(tmp_path, capsys, monkeypatch):
     ("args", "words"),
     [
         (["--seeds", "a"], "demo: --seeds: expected such as 3, 0-4 or 0,2,7, got 'a'"),
-        (["--seeds", "1,1"], "demo: --seeds: expected up to 1000 different seeds"),
+        (["--seeds", "1,1"], "demo: --seeds: expected up to 1000 different ones"),
         (["--epochs", "0"], "demo: --epochs: expected at least 1, got 0"),
         (["--epochs", "-3"], "demo: --epochs: expected at least 1, got -3"),
     ],
@@ -228,7 +228,7 @@ def test_the_networks_are_those_of_the_paper_and_the_control():
     assert list(named)[:5] == ["LSTM", "MomentumLSTM", "AdamLSTM", "RMSPropLSTM", "SRLSTM"]
     given = named["MomentumLSTM"]
     assert named["LSTM"] is None
-    assert named["LSTM with gain 2.5"] == HeavyBall(mu=0.0, step=given.step / (1 - given.mu))
+    assert named["LSTM gain 2.5"] == HeavyBall(mu=0.0, step=given.step / (1 - given.mu))
     assert {m.step for name, m in named.items() if m and "gain" not in name} == {given.step}
     assert named["AdamLSTM"].mu == given.mu
     assert named["AdamLSTM"].beta == named["RMSPropLSTM"].beta
@@ -267,9 +267,9 @@ def test_lessons_follow_the_numbers():
     curves = {0: [[0.1, 0.1]], 1: [[0.1, 0.01]], 2: [[0.01, 0.01]], 3: [[0.02, 0.1]]}
     found = [Found(NETWORKS[i], each, 1.0) for i, each in curves.items()]
     first = lessons(found, 0.05)[0]
-    assert "first: AdamLSTM and RMSPropLSTM, then MomentumLSTM." in first
-    assert first.endswith("with few seeds: LSTM.")
-    assert "first:" not in lessons(found[:1], 0.05)[0]
+    assert "in this order: AdamLSTM and RMSPropLSTM, then MomentumLSTM." in first
+    assert first.endswith("stayed above 0.0500: LSTM.")
+    assert "in this order" not in lessons(found[:1], 0.05)[0]
 
 
 def test_a_network_without_a_loss_is_not_drawn(tmp_path, capsys, plots):

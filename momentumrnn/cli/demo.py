@@ -48,7 +48,7 @@ NETWORKS = (
     Network("RMSPropLSTM", RMSProp(step=STEP, beta=BETA), "#e69f00", "v"),
     # Its default would not restart once in so few steps.
     Network("SRLSTM", ScheduledRestart(every=10, step=STEP), "#56b4e9", "D"),
-    Network(f"LSTM with gain {GAIN:g}", HeavyBall(mu=0.0, step=GAIN), "#777777", "P"),
+    Network(f"LSTM gain {GAIN:g}", HeavyBall(mu=0.0, step=GAIN), "#777777", "P"),
 )
 
 
@@ -62,7 +62,7 @@ class Found:
     network: Network
     curves: list[list[float]]
     speed: float
-    """Samples per second, of all seeds together."""
+    """Samples per second, of one seed beside the others."""
 
     def at(self, epoch: int) -> list[float]:
         """The losses after an epoch, 1 the first, of the seeds that have one."""
@@ -102,7 +102,7 @@ def run(options: Any, args: Sequence[str]) -> int:
                 )
             trained |= watcher.trained
             curves = [curve(options.root, config, seed) for seed in chosen]
-            speed = math.fsum(result["samples_per_second"] or 0 for result in results)
+            speed = mean(result["samples_per_second"] or 0 for result in results)
             found.append(Found(network, curves, speed))
     except Interrupted:
         say(console, f"Stopped; all is saved. To go on: {spelt(args)}")
@@ -137,13 +137,13 @@ def report(console: Console, found: Sequence[Found], epochs: int, chosen: Sequen
     """The table, and what to make of it."""
     n, half, bound = steps(), half_way(epochs), TASK.baseline / 2
     table = Table("network", box=box.SIMPLE_HEAD)
-    for title in (
+    for heading in (
         f"validation loss\nafter {half * n} steps",
         f"validation loss\nafter {epochs * n} steps",
         f"steps to\nbelow {bound:.4f}",
-        "samples/s",
+        "samples/s\nof a seed",
     ):
-        table.add_column(title, justify="right", no_wrap=True)
+        table.add_column(heading, justify="right", no_wrap=True)
     for each in found:
         frozen = sum(len(curve) < epochs for curve in each.curves)
         table.add_row(
@@ -170,9 +170,10 @@ def lessons(found: Sequence[Found], bound: float) -> list[str]:
     others = learnt.pop(math.inf, [])
     order = []
     if learnt:
-        order.append(f"Below {bound:.4f} first: {', then '.join(map(' and '.join, learnt.values()))}.")
+        names = ", then ".join(map(" and ".join, learnt.values()))
+        order.append(f"Most seeds came below {bound:.4f} in this order: {names}.")
     if others:
-        order.append(f"Not below {bound:.4f}, or with few seeds: {', '.join(others)}.")
+        order.append(f"At least half of the seeds stayed above {bound:.4f}: {', '.join(others)}.")
     return [
         " ".join(order),
         f"{NETWORKS[-1].name} is a control: no momentum, but the gain step / (1 - mu) that MomentumLSTM "

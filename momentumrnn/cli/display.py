@@ -24,8 +24,11 @@ def display(console: Console, title: str = "") -> Iterator["Lines"]:
     if not console.is_terminal:
         yield Lines(console, title)
         return
-    with Live(console=console, refresh_per_second=4) as live:
-        yield Screen(console, title, live)
+    screen = Screen(console, title)
+    try:
+        yield screen
+    finally:
+        screen.live.stop()
 
 
 class Lines:
@@ -82,7 +85,7 @@ class Lines:
             return ""
         left = sum(max(0, run.last - run.step) for run in self.runs if run.frozen is None)
         rate = steps / seconds
-        return f"{rate * self.config.batch_size:.4g} samples/s, {_time(left / rate)} left"
+        return f"{rate * self.config.batch_size:.0f} samples/s, {_time(left / rate)} left"
 
     def _steps(self) -> int:
         return sum(run.step for run in self.runs)
@@ -95,9 +98,9 @@ class Lines:
 class Screen(Lines):
     """On a terminal: one line for each seed, and a bar for all."""
 
-    def __init__(self, console: Console, title: str, live: Live) -> None:
+    def __init__(self, console: Console, title: str) -> None:
         super().__init__(console, title)
-        self.live = live
+        self.live = Live(console=console, refresh_per_second=4)
 
     def begin(self, config: Config, runs: Sequence[Run], device: str) -> None:
         super().begin(config, runs, device)
@@ -105,6 +108,7 @@ class Screen(Lines):
             TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), auto_refresh=False
         )
         self.task = self.bar.add_task("", total=sum(run.last for run in runs), completed=self._steps())
+        self.live.start()
         self._draw()
 
     def progress(self, runs: Sequence[Run]) -> None:

@@ -23,10 +23,13 @@ def seeds(text: str) -> list[int]:
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise ValueError(f"--seeds: expected such as 3, 0-4 or 0,2,7, got {text!r}")
-        found.extend(range(int(first), int(last or first) + 1))
-    if not found or len(set(found)) < len(found) or len(found) > 1000:
-        raise ValueError(f"--seeds: expected up to 1000 different seeds, such as 0-4, got {text!r}")
+        found.extend(range(int(first), min(int(last or first), int(first) + _MOST) + 1))
+    if not found or len(set(found)) < len(found) or len(found) > _MOST or max(found) >= 2**32:
+        raise ValueError(f"--seeds: expected up to {_MOST} different ones below 2**32, got {text!r}")
     return found
+
+
+_MOST = 1000
 
 
 def several(values: Sequence[int]) -> str:
