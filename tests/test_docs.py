@@ -6,6 +6,7 @@ import itertools
 import json
 import pkgutil
 import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,14 @@ def test_code_blocks_run():
     shared = {"__name__": "readme"}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), shared)
+
+
+def test_the_page_on_training_runs(tmp_path, monkeypatch):
+    pytest.importorskip("safetensors", reason="runs need the extra momentumrnn[all]")
+    monkeypatch.chdir(tmp_path)
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/training.md").read_text(), re.DOTALL)
+    exec(compile(block, "training.md", "exec"), {"__name__": "training"})
+    assert len(list((tmp_path / "runs").iterdir())) == 2
 
 
 def test_the_readme_names_what_exists():
@@ -79,9 +88,58 @@ def test_the_speeds_on_a_gpu_are_those_measured():
         assert [float(x) for x in shown] == [float(f"{x:.3g}" if x >= 10 else f"{x:.2f}") for x in measured]
 
 
-def test_the_maths_cites_tests_that_exist():
-    """Every test and file of tests that docs/maths.md and docs/kernels.md name."""
-    text = "".join((ROOT / "docs" / name).read_text() for name in ("maths.md", "kernels.md"))
+NETWORKS = {  # in the order of the tables, with the beginning of their runs' folders
+    "LSTM": "pmnist-lstm-128-1e293fec48",
+    "MomentumLSTM": "pmnist-lstm-heavyball-128-2f2075d724",
+    "as released": "pmnist-lstm-heavyball-128-ec877e303e",
+    "same gain": "pmnist-lstm-heavyball-128-25dc5f4ee8",
+    "forget bias": "pmnist-lstm-128-c1d3c22a19",
+}
+
+
+def accuracies(name, rule):
+    """As the tables have it, of the five seeds in results/runs."""
+    results = [json.loads((ROOT / f"results/runs/{name}-s{s}/result.json").read_text()) for s in range(5)]
+    assert {result["epochs"] for result in results} == {150}
+    lines = [result["selected"][rule] for result in results]
+    if None in lines:
+        return "-"
+    values = [100 * line["test_accuracy"] for line in lines]
+    return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
+
+
+def test_the_accuracies_are_those_of_the_runs():
+    """Of the tables in README.md and docs/training.md; and each result is that of its curve."""
+    short = re.search(r"\| \| ours \| published.*?\n\n", (ROOT / "README.md").read_text(), re.DOTALL)[0]
+    long = re.search(r"\| recipe \| network.*?\n\n", (ROOT / "docs/training.md").read_text(), re.DOTALL)[0]
+    for name, few, many in zip(
+        NETWORKS.values(), short.strip().split("\n")[2:], long.strip().split("\n")[2:], strict=True
+    ):
+        assert few.split(" | ")[1] == accuracies(name, "by_test")
+        assert many.split(" | ")[2:4] == [accuracies(name, rule) for rule in ("by_validation", "by_test")]
+        for seed in range(5):
+            folder = ROOT / f"results/runs/{name}-s{seed}"
+            curve = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+            best = max(line["test_accuracy"] for line in curve if "epoch" in line)
+            result = json.loads((folder / "result.json").read_text())
+            assert result["selected"]["by_test"]["test_accuracy"] == best
+
+
+def test_the_training_steps_are_those_measured():
+    """Of the table in docs/training.md, in results/bench/training-step-h200.json."""
+    cases = json.loads((ROOT / "results/bench/training-step-h200.json").read_text())["cases"]
+    rows = re.findall(r"\| PMNIST, H = (\d+) \| (.*) \|", (ROOT / "docs/training.md").read_text())
+    assert len(rows) == 2
+    for hidden, shown in rows:
+        one, five = (cases[f"pmnist{hidden}, {n} seeds"]["HeavyBall(mu=0.6, step=1.0)"] for n in (1, 5))
+        measured = [one["step_ms"], one["outside_ms"], five["step_ms"], five["outside_ms"]]
+        expected = [*(f"{x:.2f}" for x in measured), f"{five['minutes_for_150_epochs']:.1f} min"]
+        assert shown.split(" | ") == expected
+
+
+def test_the_docs_cite_tests_that_exist():
+    """Every test and file of tests that a page of docs names."""
+    text = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
     sources = {path.name: path.read_text() for path in (ROOT / "tests").glob("test_*.py")}
     files, names = set(re.findall(r"test_\w+\.py", text)), set(re.findall(r"`(test_\w+)`", text))
     assert len(names) >= 12
