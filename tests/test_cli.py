@@ -2,7 +2,6 @@
 
 import json
 import os
-import pty
 import re
 import signal
 import subprocess
@@ -295,6 +294,7 @@ def test_control_c_saves_and_says_how_to_go_on(tmp_path):
 
 def test_a_terminal_sees_a_line_for_each_seed(tmp_path):
     """In a real pseudo-terminal."""
+    pty = pytest.importorskip("pty", reason="Windows has none")
     args = [*TINY, "--epochs", "2", "--seeds", "0,3", "--root", str(tmp_path)]
     process, terminal = pty.fork()
     if process == 0:
