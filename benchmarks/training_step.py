@@ -4,8 +4,8 @@
 
 Pixels are random: a step costs the same on them. On a CPU: ours and a script that does the same with
 torch.nn.LSTM, by turns, and the median ratio of samples a second; two seeds side by side. On a GPU: the whole
-step of one seed and of five together, and what of it is the recurrent layer, forward and backward, captured by
-itself; the rest is batch, output layer, loss, clipping and optimiser.
+step of one seed and of five together, and what of it is the recurrent layer, forward and backward, captured
+by itself; the rest is batch, output layer, loss, clipping and optimiser.
 """
 
 import argparse
