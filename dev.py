@@ -51,7 +51,7 @@ def setup() -> bool:
         return True
     if not run("-m", "venv", "--clear", ".venv", python=sys.executable):
         return False
-    install = ["pip", "install", "-e", ".[all,track,dev]", "-c", "constraints.txt"]
+    install = ["pip", "install", "-q", "-e", ".[all,track,dev]", "-c", "constraints.txt"]
     attempts = [install]
     no_uv = os.environ.get("MOMENTUMRNN_NO_UV")
     if not no_uv and run("-m", "pip", "install", "-q", "uv", "-c", "constraints.txt"):

@@ -57,4 +57,4 @@ for momentum in (None, mr.HeavyBall(mu=0.6, step=0.4)):
     with tempfile.TemporaryDirectory() as root:  # leave it out, and runs are kept in runs/
         results = train(config, seeds=[0, 1], root=root, device="cpu")
     found = [result["selected"]["by_validation"]["test_accuracy"] for result in results]
-    print(f"{momentum!r}: test accuracy of two seeds", *(f"{value:.3f}" for value in found))
+    print(f"{momentum or 'no momentum'!s}: test accuracy of two seeds", *(f"{value:.3f}" for value in found))

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from .cli.words import refuse
+from .cli.words import refuse, seeds
 
 if TYPE_CHECKING:
     from tyro.conf import Positional
@@ -46,7 +46,7 @@ class Run:
     """Both biases, none, or the recurrent one alone."""
     init: str = ""
     """Paper(forget_bias=1.0), Torch() or Dtriv()."""
-    orthogonal: bool = False
+    orthogonal: bool | None = None
     """Keep the recurrent matrix orthogonal, as DTRIV does."""
     optimizer: Literal["adam", "rmsprop", "sgd"] | None = None
     """Torch's, with its defaults but for the rate and alpha."""
@@ -63,11 +63,11 @@ class Run:
     batch_size: int | None = None
     """Samples in a step, for each seed."""
     epochs: int | None = None
-    """In all: more than a run has go on with it."""
+    """In all; with more than it had, a run that was done goes on."""
     precision: Literal["tf32", "float32", "float64"] | None = None
     """tf32, the default: float32, but a GPU may shorten the factors of a recurrent layer's products."""
-    deterministic: bool = True
-    """The same numbers each time."""
+    deterministic: bool | None = None
+    """The same numbers each time, the default."""
     log_every: int | None = None
     """Steps between two losses in metrics.jsonl."""
     root: Path = Path("runs")
@@ -171,6 +171,13 @@ COMMANDS: dict[str, Any] = {
 def main(args: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     args = sys.argv[1:] if args is None else list(args)
+    try:
+        return _main(args)
+    except KeyboardInterrupt:
+        return refuse("stopped", 130)
+
+
+def _main(args: list[str]) -> int:
     if args == ["--version"]:
         from . import __version__
 
@@ -188,11 +195,13 @@ def main(args: Sequence[str] | None = None) -> int:
         args=args,
     )
     name = next(name for name, kind in COMMANDS.items() if isinstance(options, kind))
-    try:
-        code: int = import_module(f".cli.{name}", __package__).run(options, args)
-        return code
-    except KeyboardInterrupt:
-        return 130
+    if isinstance(options, Run | Demo):
+        try:
+            seeds(options.seeds)  # before the seconds that torch takes
+        except ValueError as error:
+            return refuse(f"{name}: {error}")
+    code: int = import_module(f".cli.{name}", __package__).run(options, args)
+    return code
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def test_a_run_from_beginning_to_end(tmp_path, capsys):
     assert main(["runs", "--root", str(tmp_path)]) == 0
     listed = capsys.readouterr().out
     assert "0-1" in listed
-    assert "done, 2 epochs" in listed
+    assert "done, epochs: 2" in listed
 
 
 def test_more_epochs_go_on(tmp_path, capsys):
@@ -167,7 +167,7 @@ def test_defaults_are_the_papers():
         (["--epochs", "0"], ["epochs", "got 0"]),
         (["--seeds", "x"], ["--seeds", "'x'"]),
         (["--threads", "0"], ["--threads", "got 0"]),
-        (["--orthogonal", "--cell", "LSTM()"], ["orthogonal", "LSTM()"]),
+        (["--orthogonal", "True", "--cell", "LSTM()"], ["orthogonal", "LSTM()"]),
         (["--rebase-every", "3"], ["rebase_every", "orthogonal"]),
     ],
 )
@@ -319,5 +319,105 @@ def test_a_terminal_sees_a_line_for_each_seed(tmp_path):
 
 def test_a_long_epoch_is_not_silent(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(display, "SILENCE", -1.0)
+    monkeypatch.setattr(display, "FIRST", -1.0)
     assert go(tmp_path, "--epochs", "1", "--batch-size", "10", "--log-every", "2") == 0
-    assert "step 4 of 10" in capsys.readouterr().out
+    assert "step 1 of 10" in capsys.readouterr().out
+
+
+def test_flags_may_take_back_what_a_recipe_has():
+    name = "table4/DTRIV/PMNIST/170"
+    assert run.config(Run(recipe=name))[0].orthogonal
+    off = Run(recipe=name, orthogonal=False, rebase_every=0, deterministic=False)
+    assert not run.config(off)[0].orthogonal
+    assert not run.config(off)[0].deterministic
+
+
+def test_a_mean_is_of_seeds_trained_alike(tmp_path, capsys):
+    assert go(tmp_path, "--epochs", "3", "--seeds", "0") == 0
+    capsys.readouterr()
+    assert go(tmp_path, "--epochs", "1", "--seeds", "0-2") == 0
+    out = capsys.readouterr().out
+    assert "0 (3 epochs)" in out
+    assert "mean ± sd of 2" in out
+
+
+def test_seeds_that_are_frozen_are_no_success(tmp_path, capsys):
+    args = ["--optimizer", "sgd", "--lr", "1e38", "--seeds", "0-1", "--epochs", "1", "--batch-size", "10"]
+    assert go(tmp_path, *args) == 1
+    out, err = capsys.readouterr()
+    assert "seeds 0-1" in err
+    assert "frozen at step" in out
+    assert "mean" not in out
+    assert main(["runs", "--root", str(tmp_path)]) == 0
+    assert "frozen at step" in capsys.readouterr().out
+
+
+def test_what_is_not_the_recipe_is_said(tmp_path, capsys):
+    args = [
+        "--recipe",
+        "figure4/LSTM/Adding/128",
+        "--hidden-size",
+        "2",
+        "--epochs",
+        "1",
+        "--batch-size",
+        "5000",
+    ]
+    assert main(["run", *args, "--device", "cpu", "--root", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "not as in the recipe: hidden_size = 2, batch_size = 5000, epochs = 1" in out
+    assert "ours, the mean of the last epoch: " in out
+
+
+def test_results_without_checkpoints_are_not_trained_over(tmp_path, capsys):
+    """As those that are published here."""
+    assert go(tmp_path, "--epochs", "2") == 0
+    (folder,) = tmp_path.iterdir()
+    (folder / "resume.pt").unlink()
+    before = {p: p.read_bytes() for p in folder.iterdir()}
+    for epochs in ("1", "2"):
+        assert go(tmp_path, "--epochs", epochs) == 0
+        assert "nothing was trained" in capsys.readouterr().out
+    assert go(tmp_path, "--epochs", "3") == 1
+    assert "no checkpoint" in capsys.readouterr().err
+    assert {p: p.read_bytes() for p in folder.iterdir()} == before
+
+
+def test_a_config_that_was_changed_is_seen(tmp_path, capsys):
+    assert go(tmp_path, "--epochs", "1") == 0
+    (folder,) = tmp_path.iterdir()
+    path = folder / "config.json"
+    written = path.read_text()
+    path.write_text(written.replace('"hidden_size": 4', '"hidden_size": 5'))
+    assert main(["runs", "--root", str(tmp_path)]) == 1
+    assert "damaged" in capsys.readouterr().out
+    assert go(tmp_path, "--epochs", "1") == 0
+    assert path.read_text() == written
+
+
+def test_runs_that_lie_deeper_are_named(tmp_path, capsys):
+    assert go(tmp_path / "demo", "--epochs", "1") == 0
+    capsys.readouterr()
+    assert main(["runs", "--root", str(tmp_path)]) == 0
+    assert str(tmp_path / "demo") in capsys.readouterr().out.replace("\n", "")
+
+
+def test_a_failing_step_loses_nothing(tmp_path, monkeypatch):
+    """Of what all seeds had done until then."""
+    from momentumrnn.experiments.replicas import Replicas
+    from momentumrnn.experiments.trainer import train
+
+    step = Replicas.step
+
+    def fails(self, index):
+        if self.constants == () and index == 3 and self.config.epochs == 2:
+            raise RuntimeError("no more")
+        step(self, index)
+
+    monkeypatch.setattr(Replicas, "step", fails)
+    config = configure(Adding(length=6, samples=100, evaluation=20), hidden_size=4, batch_size=10, epochs=2)
+    with pytest.raises(RuntimeError, match="no more"):
+        train(config, [0, 1], root=tmp_path, device="cpu", threads=2)
+    steps = [torch.load(p / "resume.pt", weights_only=True)["step"] for p in tmp_path.iterdir()]
+    assert len(steps) == 2
+    assert max(steps) == 3

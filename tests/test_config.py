@@ -50,6 +50,8 @@ SAME_RUN = {"epochs", "log_every"}
 def other(name):
     """A config, and one that differs in this field alone."""
     base = DTRIV if name in ("orthogonal", "rebase_every", "orthogonal_lr") else PLAIN
+    if name == "alpha":
+        base = replace(base, optimizer="rmsprop")
     if name == "orthogonal":
         base = replace(base, rebase_every=0)
     return base, replace(base, **{name: OTHERS[name]})
@@ -113,6 +115,13 @@ def test_the_id_is_of_all_that_changes_a_step(name):
     base, changed = other(name)
     assert changed != base
     assert (changed.id == base.id) == (name in SAME_RUN)
+
+
+def test_what_is_idle_makes_no_other_run():
+    for name in ("alpha", "orthogonal_lr"):
+        assert (
+            replace(PLAIN, optimizer="adam", **{name: OTHERS[name]}).id == replace(PLAIN, optimizer="adam").id
+        )
 
 
 def test_the_id_is_of_every_value_in_a_description():

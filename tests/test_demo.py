@@ -142,8 +142,11 @@ def test_without_matplotlib_the_table_is_there(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--seeds", "a"], "demo: --seeds: expected such as 3, 0-4 or 0,2,7, got 'a'"),
-        (["--seeds", "1,1"], "demo: --seeds: expected up to 1000 different ones"),
+        (
+            ["--seeds", "a"],
+            "demo: --seeds: expected such as 3, 0-4 or 0,2,7, each once, up to 1000 below 2**32, got 'a'",
+        ),
+        (["--seeds", "1,1"], "demo: --seeds: expected such as 3, 0-4"),
         (["--epochs", "0"], "demo: --epochs: expected at least 1, got 0"),
         (["--epochs", "-3"], "demo: --epochs: expected at least 1, got -3"),
     ],
@@ -185,7 +188,7 @@ def test_stopped_it_says_how_to_go_on(tmp_path, capsys, monkeypatch):
     def stops(*args, **options):
         calls.append(args)
         if len(calls) == 3:
-            raise Interrupted("stopped")
+            raise Interrupted(2)
         return real(*args, **options)
 
     monkeypatch.setattr(demo, "train", stops)

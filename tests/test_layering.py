@@ -82,8 +82,8 @@ MAY_IMPORT = {
         "cli.display",
         "cli.words",
     },
-    "cli.recipes": {"experiments.paper", "spelling", "cli.run", "cli.words"},
-    "cli.runs": {"experiments.folders", "cli.words"},
+    "cli.recipes": {"experiments.paper", "cli.run", "cli.words"},
+    "cli.runs": {"experiments", "experiments.folders", "cli.words"},
     "cli.demo": {
         "experiments",
         "experiments.folders",
@@ -91,7 +91,6 @@ MAY_IMPORT = {
         "init",
         "momentum",
         "cli.display",
-        "cli.run",
         "cli.words",
     },
     "__main__": {"__version__", "cli.words"},

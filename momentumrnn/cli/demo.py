@@ -104,9 +104,9 @@ def run(options: Any, args: Sequence[str]) -> int:
             curves = [curve(options.root, config, seed) for seed in chosen]
             speed = mean(result["samples_per_second"] or 0 for result in results)
             found.append(Found(network, curves, speed))
-    except Interrupted:
+    except Interrupted as stopped:
         say(console, f"Stopped; all is saved. To go on: {spelt(args)}")
-        return 130
+        return 128 + stopped.number
     except RunError as error:
         return refuse(f"demo: {error}", 1)
     if not trained:
@@ -140,7 +140,7 @@ def report(console: Console, found: Sequence[Found], epochs: int, chosen: Sequen
     for heading in (
         f"validation loss\nafter {half * n} steps",
         f"validation loss\nafter {epochs * n} steps",
-        f"steps to\nbelow {bound:.4f}",
+        f"steps to\nbelow {bound:.4f}*",
         "samples/s\nof a seed",
     ):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -156,7 +156,7 @@ def report(console: Console, found: Sequence[Found], epochs: int, chosen: Sequen
     console.print()
     console.print(table)
     kind = "mean ± sd over seeds" if len(chosen) > 1 else "seed"
-    say(console, f"{kind} {several(chosen)}; always answering 1: {TASK.baseline:.4f}")
+    say(console, f"{kind} {several(chosen)}; always answering 1: {TASK.baseline:.4f}; * half of that")
     console.print()
     for line in lessons(found, bound):
         say(console, line, wrap=True)

@@ -12,10 +12,10 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 
 from ..experiments import Config
-from ..experiments.trainer import Run, selected
+from ..experiments.trainer import Run, Watcher, selected
 from .words import several
 
-SILENCE = 60.0  # seconds without a word, at most
+SILENCE, FIRST = 60.0, 10.0  # seconds without a word, at most; at the beginning
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def display(console: Console, title: str = "") -> Iterator["Lines"]:
         screen.live.stop()
 
 
-class Lines:
+class Lines(Watcher):
     """Where there is no terminal: a line at the beginning, one for each epoch, and notes."""
 
     def __init__(self, console: Console, title: str) -> None:
@@ -43,9 +43,11 @@ class Lines:
     def begin(self, config: Config, runs: Sequence[Run], device: str) -> None:
         self.trained, self.config, self.runs = True, config, runs
         self.started, self.before = time.monotonic(), self._steps()
-        name = f"{config.task!r}, {config.cell!r}, momentum {config.momentum!r}, H = {config.hidden_size}"
         seeds = several([run.seed for run in runs])
-        self._say(f"{self.title or name}: seeds {seeds} on {device}, {runs[0].parameters} parameters")
+        self._say(
+            f"{self.title or label(config)}: seeds {seeds} on {device}, {runs[0].parameters} parameters"
+        )
+        self.said -= SILENCE - FIRST
         done = [run for run in runs if run.over]
         ahead = {run.step for run in runs if run.step and not run.over}
         if done:
@@ -62,8 +64,8 @@ class Lines:
             epoch, of = run.epochs[-1]["epoch"], self.config.epochs
             metric = self.config.task.metric
             part = "validation" if f"validation_{metric}" in run.epochs[-1] else "test"
-            values = [f"{self._value(each, part):.4f}" for each in self.fresh]
-            losses = [f"{each.epochs[-1]['train_loss']:.4f}" for each in self.fresh]
+            values = [f"{each.seed}:{self._value(each, part):.4f}" for each in self.fresh]
+            losses = [f"{each.seed}:{each.epochs[-1]['train_loss']:.4f}" for each in self.fresh]
             found = f"loss {' '.join(losses)}  {part} {metric} {' '.join(values)}"
             self._say(f"epoch {epoch}/{of}  {found}  {self.pace()}")
             self.fresh = []
@@ -85,7 +87,7 @@ class Lines:
             return ""
         left = sum(max(0, run.last - run.step) for run in self.runs if run.frozen is None)
         rate = steps / seconds
-        return f"{rate * self.config.batch_size:.0f} samples/s, {_time(left / rate)} left"
+        return f"{rate * self.config.batch_size:.0f} samples/s of all, {_time(left / rate)} left"
 
     def _steps(self) -> int:
         return sum(run.step for run in self.runs)
@@ -119,11 +121,12 @@ class Screen(Lines):
     def _draw(self) -> None:
         metric = self.config.task.metric
         table = Table(box=box.SIMPLE_HEAD)
-        for title in ("seed", "epoch", "step", "loss", f"validation {metric}", "best", "test there"):
+        lines = [line for run in self.runs for line in run.epochs]
+        part = "test" if lines and f"validation_{metric}" not in lines[-1] else "validation"
+        for title in ("seed", "epoch", "step", "loss", f"{part} {metric}", "best", "test there"):
             table.add_column(title, justify="right")
         for run in self.runs:
             last = run.epochs[-1] if run.epochs else {}
-            part = "validation" if f"validation_{metric}" in last else "test"
             best = selected(run.epochs, self.config, part) or {}
             known = [last.get(f"{part}_{metric}"), best.get(f"{part}_{metric}"), best.get(f"test_{metric}")]
             recent = run.losses[-self.config.log_every :]
@@ -136,6 +139,12 @@ class Screen(Lines):
                 *("-" if value is None else f"{value:.4f}" for value in known),
             )
         self.live.update(Group(table, self.bar))
+
+
+def label(config: Config) -> str:
+    """A Config in a line."""
+    cell = f"{config.cell!r}{', orthogonal' if config.orthogonal else ''}"
+    return f"{config.task!r}, {cell}, momentum {config.momentum!r}, H = {config.hidden_size}"
 
 
 def _time(seconds: float) -> str:

@@ -11,9 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..experiments.paper import RECIPES, VARIANTS, Recipe, recipe
-from ..spelling import nearest
 from .run import number, published
-from .words import refuse
+from .words import refuse, spelt
 
 
 def run(options: Any, args: Sequence[str]) -> int:
@@ -25,22 +24,26 @@ def run(options: Any, args: Sequence[str]) -> int:
         try:
             _show(console, recipe(text))
         except ValueError as error:
-            hint = "" if "did you mean" in str(error) else nearest(text, RECIPES)
-            return refuse(f"recipes: {error}{hint}")
+            return refuse(f"recipes: {error}")
         return 0
     table = Table(box=box.SIMPLE_HEAD)
     for title in ("recipe", "published", "momentum, or cell", "variants"):
         table.add_column(title, no_wrap=title in ("recipe", "published"))
     for row in rows:
-        momentum = repr(row.config.momentum) if row.config.momentum else repr(row.config.cell)
+        momentum = repr(row.config.momentum or row.config.cell).replace(", eps=1e-08, eps_in_sqrt=True", "")
         table.add_row(row.name, _numbers(row), escape(momentum), ", ".join(row.variants))
     console.print(table)
-    console.print("A variant follows the name, after another /:", highlight=False)
+    known = {name for row in rows for name in row.variants}
+    if known:
+        console.print("A variant follows the name, after another /:", highlight=False)
     for name, variant in VARIANTS.items():
-        console.print(f"  {name}: {escape(variant.words)}", highlight=False)
+        if name in known:
+            console.print(f"  {name}: {escape(variant.words)}", highlight=False)
     console.print(
-        "q: quoted by the paper from other works. Run one: momentumrnn run --recipe NAME --seeds 0-4"
+        "published: accuracy in %, else a loss; q: quoted by the paper from other works; curve: no number",
+        highlight=False,
     )
+    console.print(f"Run one: {spelt(['run', '--recipe', 'NAME', '--seeds', '0-4'])}", highlight=False)
     return 0
 
 
@@ -56,4 +59,5 @@ def _show(console: Console, row: Recipe) -> None:
 
 
 def _numbers(row: Recipe) -> str:
-    return ", ".join(number(p) + " q" * p.quoted for p in row.published) or "curve"
+    unit = " %" if "accuracy" in row.metric else ""
+    return ", ".join(number(p) + unit + " q" * p.quoted for p in row.published) or "curve"

@@ -1,7 +1,8 @@
 """The command `momentumrnn run`: from options to a Config, and what its results look like."""
 
+import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from statistics import mean, stdev
 from typing import Any
 
@@ -16,8 +17,8 @@ from ..experiments.data import DataError
 from ..experiments.folders import RunError
 from ..experiments.paper import Published, Recipe, recipe
 from ..experiments.trainer import Interrupted, train
-from .display import display
-from .words import recorded, refuse, seeds, spelt
+from .display import display, label
+from .words import recorded, refuse, seeds, several, spelt
 
 # Options that are no fields of a Config.
 _OTHERS = {"task", "recipe", "seeds", "root", "data", "device", "threads", "tensorboard"}
@@ -32,7 +33,7 @@ def run(options: Any, args: Sequence[str]) -> int:
             raise ValueError(f"--threads: expected at least 1, got {options.threads}")
     except ValueError as error:
         return refuse(f"run: {error}")
-    console = Console(width=None if _is_terminal() else 110)
+    console = Console(width=None if sys.stdout.isatty() else 110)
     try:
         with display(console) as watcher:
             results = train(
@@ -46,24 +47,28 @@ def run(options: Any, args: Sequence[str]) -> int:
                 watcher=watcher,
                 command=recorded(args),
             )
-    except Interrupted:
+    except Interrupted as stopped:
         console.print(f"Stopped; all is saved. To go on: {escape(spelt(args))}", soft_wrap=True)
-        return 130
+        return 128 + stopped.number
     except (RunError, DataError) as error:
         return refuse(f"run: {error}", 1)
     if not watcher.trained:
         console.print("All done already; nothing was trained.")
     report(console, found, results, row)
-    console.print(f"in {escape(str(options.root))}: {found.id}-s...", highlight=False, soft_wrap=True)
-    return 0
+    for result in results:
+        folder = options.root / f"{found.id}-s{result['seed']}"
+        console.print(escape(str(folder)), highlight=False, soft_wrap=True)
+    frozen = [result["seed"] for result in results if result["frozen"]]
+    return (
+        refuse(f"run: not finite, and so not trained to the end: seeds {several(frozen)}", 1) if frozen else 0
+    )
 
 
 def config(options: Any) -> tuple[Config, Recipe | None]:
     """What the options ask for, and the row of the paper, if they name one."""
     given: dict[str, Any] = {}
     for name, value in vars(options).items():
-        # Off is the default of both flags that a Config has, in their own sense.
-        if name not in _OTHERS and value not in ("", None) and not (name == "orthogonal" and not value):
+        if name not in _OTHERS and value not in ("", None):
             try:
                 given[name] = read(name, value)
             except ValueError as error:
@@ -97,16 +102,20 @@ def report(console: Console, found: Config, results: Sequence[dict[str, Any]], r
     ]
     for _, _, title in columns:
         table.add_column(title, justify="right")
-    table.add_column("samples/s", justify="right")
+    table.add_column("samples/s\nof a seed", justify="right")
     lines: list[list[float | None]] = []
     for result in results:
         values = [(result["selected"][rule] or {}).get(key) for rule, key, _ in columns]
-        lines.append(values)
+        # A mean is of seeds that were trained alike.
+        whole = not result["frozen"] and result["epochs"] == found.epochs
+        if whole:
+            lines.append(values)
         shown = [
             "-" if v is None else str(v) if isinstance(v, int) else format(scale * v, form) for v in values
         ]
-        frozen = f" (frozen at step {result['frozen']['step']})" if result["frozen"] else ""
-        table.add_row(f"{result['seed']}{frozen}", *shown, str(result["samples_per_second"] or "-"))
+        odd = f" (frozen at step {result['frozen']['step']})" if result["frozen"] else ""
+        odd = odd or ("" if whole else f" ({result['epochs']} epochs)")
+        table.add_row(f"{result['seed']}{odd}", *shown, f"{result['samples_per_second'] or 0:.0f}")
     if len(lines) > 1:
         table.add_section()
         shown = []
@@ -116,24 +125,25 @@ def report(console: Console, found: Config, results: Sequence[dict[str, Any]], r
                 shown.append("")
             else:
                 shown.append(f"{mean(known):{form}} ± {stdev(known):{form}}")
-        table.add_row("mean ± sd", *shown, "")
+        count = "" if len(lines) == len(results) else f" of {len(lines)}"
+        table.add_row(f"mean ± sd{count}", *shown, "")
     console.print()
-    console.print(f"{escape(label(found))}", highlight=False)
+    console.print(f"{escape(label(found))}, epochs: {found.epochs}", highlight=False)
     console.print(table)
     baseline = getattr(found.task, "baseline", None)
     if baseline is not None:
         console.print(f"without memory: loss {baseline:.5f}", highlight=False)
     if row is not None:
         console.print(f"{row.name}: {published(row)}", highlight=False, soft_wrap=True)
-
-
-def label(found: Config) -> str:
-    """A Config in a line."""
-    orthogonal = ", orthogonal" if found.orthogonal else ""
-    return (
-        f"{found.task!r}, {found.cell!r}{orthogonal}, momentum {found.momentum!r}, H = {found.hidden_size}, "
-        f"{found.epochs} epochs"
-    )
+        if "training loss" in row.metric:
+            last = [result["selected"]["last"] for result in results]
+            ours = " ".join(f"{line['train_loss']:.5f}" if line else "-" for line in last)
+            console.print(f"ours, the mean of the last epoch: {ours}", highlight=False, soft_wrap=True)
+        changed = [f.name for f in fields(found) if getattr(found, f.name) != getattr(row.config, f.name)]
+        changed = [name for name in changed if name != "log_every"]
+        if changed:
+            words = ", ".join(f"{name} = {getattr(found, name)!r}" for name in changed)
+            console.print(f"not as in the recipe: {escape(words)}", highlight=False, soft_wrap=True)
 
 
 def published(row: Recipe) -> str:
@@ -147,9 +157,3 @@ def published(row: Recipe) -> str:
 def number(p: Published) -> str:
     """A published number, and its deviation where there is one."""
     return f"{p.value:g}" + ("" if p.std is None else f" ± {p.std:g}")
-
-
-def _is_terminal() -> bool:
-    import sys
-
-    return sys.stdout.isatty()

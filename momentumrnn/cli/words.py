@@ -1,6 +1,7 @@
 """Words that commands share: refusals, seeds, the command as it is put on record. No torch, no rich."""
 
 import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,14 +23,15 @@ def seeds(text: str) -> list[int]:
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ValueError(f"--seeds: expected such as 3, 0-4 or 0,2,7, got {text!r}")
+            raise ValueError(_SEEDS.format(text))
         found.extend(range(int(first), min(int(last or first), int(first) + _MOST) + 1))
     if not found or len(set(found)) < len(found) or len(found) > _MOST or max(found) >= 2**32:
-        raise ValueError(f"--seeds: expected up to {_MOST} different ones below 2**32, got {text!r}")
+        raise ValueError(_SEEDS.format(text))
     return found
 
 
 _MOST = 1000
+_SEEDS = f"--seeds: expected such as 3, 0-4 or 0,2,7, each once, up to {_MOST} below 2**32, got {{!r}}"
 
 
 def several(values: Sequence[int]) -> str:
@@ -48,8 +50,12 @@ def several(values: Sequence[int]) -> str:
 
 
 def spelt(args: Sequence[str]) -> str:
-    """The command as one would type it."""
-    return shlex.join(["momentumrnn", *args])
+    """The command as one would type it here."""
+    beside = Path(sys.executable).with_name("momentumrnn")
+    if shutil.which("momentumrnn") or not beside.exists():
+        return shlex.join(["momentumrnn", *args])
+    near = beside.relative_to(Path.cwd()) if beside.is_relative_to(Path.cwd()) else beside
+    return shlex.join([str(near), *args])
 
 
 def recorded(args: Sequence[str]) -> str:
@@ -58,11 +64,11 @@ def recorded(args: Sequence[str]) -> str:
     for before, arg in zip(["", *args], args, strict=False):
         option, equals, value = arg.partition("=")
         if before in _PATHS:
-            arg = Path(arg).name
+            arg = Path(arg).name or arg
         elif equals and option in _PATHS:
-            arg = f"{option}={Path(value).name}"
+            arg = f"{option}={Path(value).name or value}"
         found.append(arg)
-    return spelt(found)
+    return shlex.join(["momentumrnn", *found])
 
 
 _PATHS = ("--json", "--data", "--root")

@@ -6,6 +6,7 @@ A Config is data: `to_json` and `from_json` are inverse, and its `id` names the 
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from numbers import Integral, Real
 from typing import Any
@@ -29,7 +30,7 @@ INITS = (init.Paper, init.Torch, init.Dtriv)
 OPTIMIZERS = ("adam", "rmsprop", "sgd")
 PRECISIONS = ("tf32", "float32", "float64")
 # Fields that don't change what a step computes: runs that differ in them alone are one run.
-_SAME_RUN = {"epochs", "log_every"}
+SAME_RUN = {"epochs", "log_every"}
 _DESCRIPTIONS: dict[str, tuple[tuple[type, ...], bool]] = {
     "task": (TASKS, False),
     "cell": (CELLS, False),
@@ -123,7 +124,10 @@ class Config:
         words = [type(self.task), type(self.cell), *([type(self.momentum)] if self.momentum else [])]
         kind = "orthogonal-" if self.orthogonal else ""
         slug = kind + "-".join(word.__name__.lower() for word in words)
-        own = {key: value for key, value in self.to_json().items() if key not in _SAME_RUN}
+        own = {key: value for key, value in self.to_json().items() if key not in SAME_RUN}
+        # What is idle makes no other run.
+        own |= {} if self.optimizer == "rmsprop" else {"alpha": _DEFAULTS["alpha"]}
+        own |= {} if self.orthogonal else {"orthogonal_lr": _DEFAULTS["orthogonal_lr"]}
         digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
         return f"{slug}-{self.hidden_size}-{digest[:10]}"
 
@@ -133,24 +137,40 @@ class Config:
         return {k: repr(v) if k in _DESCRIPTIONS else v for k, v in values.items()}
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "Config":
-        """The Config that `to_json` wrote, of the descriptions known here."""
+    def from_json(cls, values: dict[str, Any], own: Sequence[type] = ()) -> "Config":
+        """The Config that `to_json` wrote. own: classes of yours that describe something in it."""
         names = {f.name for f in fields(cls)}
         if set(values) != names:
             odd = sorted(set(values) ^ names)
             raise ValueError(f"a config should have the fields {sorted(names)}, differs in {odd}")
-        return cls(**{key: read(key, value) for key, value in values.items()})
+        return cls(**{key: read(key, value, own) for key, value in values.items()})
 
 
-def read(name: str, value: Any) -> Any:
+def read(name: str, value: Any, own: Sequence[type] = ()) -> Any:
     """The value of a field as text or JSON has it: where it is a description, the object."""
     if name not in _DESCRIPTIONS or not isinstance(value, str):
         return value
     known, none = _DESCRIPTIONS[name]
     try:
-        return parse(value, known, none)
+        return parse(value, [*known, *own], none)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
+
+
+_DEFAULTS: dict[str, Any] = {
+    "orthogonal": False,
+    "optimizer": "adam",
+    "lr": 1e-3,
+    "alpha": 0.99,
+    "orthogonal_lr": 1e-4,
+    "rebase_every": 0,
+    "clip": 0.0,
+    "batch_size": 128,
+    "epochs": 10,
+    "precision": "tf32",
+    "deterministic": True,
+    "log_every": 50,
+}
 
 
 def configure(task: Task, **given: Any) -> Config:
@@ -170,18 +190,7 @@ def configure(task: Task, **given: Any) -> Config:
         "hidden_size": 128,
         "bias": "hh" if dtriv else True,
         "init": init.Dtriv() if dtriv else init.Paper(),
-        "orthogonal": False,
-        "optimizer": "adam",
-        "lr": 1e-3,
-        "alpha": 0.99,
-        "orthogonal_lr": 1e-4,
-        "rebase_every": 0,
-        "clip": 0.0,
-        "batch_size": 128,
-        "epochs": 10,
-        "precision": "tf32",
-        "deterministic": True,
-        "log_every": 50,
+        **_DEFAULTS,
     }
     return Config(task=task, **{**values, **task.defaults, **given})
 

@@ -88,7 +88,8 @@ def files(name: str, folder: Path) -> dict[str, Path]:
     wrong = {file.name: _wrong(file, found[file.name]) for file in dataset.files}
     if any(wrong.values()):
         lines = [f"  {key} {what}" for key, what in wrong.items() if what]
-        raise DataError("\n".join([f"{name} in {folder}:", *lines, _advice(name, folder)]))
+        place = "" if folder.is_dir() else " (no folder)" if folder.exists() else " (there is no such folder)"
+        raise DataError("\n".join([f"{name} in {folder}{place}:", *lines, _advice(name, folder)]))
     return {key: path for key, path in found.items() if path}
 
 
@@ -133,9 +134,10 @@ def _download(name: str, missing: list[File], folder: Path) -> None:
                     break
                 # What requests raises is an OSError; a wrong hash is a ValueError.
                 except (OSError, ValueError) as error:
-                    errors.append(f"  {mirror}: {type(error).__name__}: {shorten(str(error), 200)}")
+                    errors.append(f"  {mirror}: {_cause(error)}")
             else:
-                lines = [f"{file.name} of {name} could not be downloaded:", *errors, _advice(name, folder)]
+                by_hand = _advice(name, folder, command=False)
+                lines = [f"{file.name} of {name} could not be downloaded:", *errors, by_hand]
                 raise DataError("\n".join(lines))
     finally:
         logger.setLevel(level)
@@ -172,12 +174,19 @@ def _wrong(file: File, path: Path | None) -> str:
     )
 
 
-def _advice(name: str, folder: Path) -> str:
+def _cause(error: BaseException) -> str:
+    """What lies at the bottom of an error, in a line."""
+    while isinstance(error.__context__, OSError):
+        error = error.__context__
+    return f"{type(error).__name__}: {shorten(str(error), 200)}"
+
+
+def _advice(name: str, folder: Path, command: bool = True) -> str:
     dataset = _dataset(name)
     names = ", ".join(file.name for file in dataset.files)
     source = f" (from {' or '.join(dataset.mirrors)})" if dataset.mirrors else ""
-    command = f"Or run `momentumrnn data get {name}` where there is a network. " if dataset.mirrors else ""
+    get = f"Or run `momentumrnn data get {name} --data {folder}` where there is a network. "
     return (
-        f"Put {names}{source} into {folder / name}. {command}"
+        f"Put {names}{source} into {folder / name}. {get if command and dataset.mirrors else ''}"
         "Files that are elsewhere are found by --data DIR or MOMENTUMRNN_DATA."
     )

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from .config import Config
+from .config import SAME_RUN, Config
 
 FORMAT = 1
 """Of the checkpoint; raised when an older version of this library could no longer read it."""
@@ -41,9 +41,13 @@ class Folder:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """For this process alone, until it ends, however it ends."""
-        with _writing(self.path):
+        try:
             self.path.mkdir(parents=True, exist_ok=True)
             handle = open(self.path / "lock", "a+b")  # noqa: SIM115  (held open: the lock lives with it)
+        except OSError as error:
+            raise RunError(
+                f"{self.path} can't be written to: {error.strerror}; name another folder by --root"
+            ) from None
         with handle:
             # More than once: `running` holds a lock for a moment, to see whether it can.
             for _ in range(20):
@@ -55,10 +59,13 @@ class Folder:
                 raise RunError(f"{self.path} is being written by another process: wait for it, or stop it")
             yield
 
-    def begin(self) -> None:
-        """Write config.json, unless it is there as it should be."""
-        mine = {"config": self.config.to_json(), "seed": self.seed}
-        if self.read("config.json") != mine:
+    def begin(self, over: bool = False) -> None:
+        """Write config.json, unless it is there as it should be; of a run that is over, of any length."""
+        mine: dict[str, Any] = {"config": self.config.to_json(), "seed": self.seed}
+        there = self.read("config.json")
+        if over and isinstance(there, dict) and isinstance(there.get("config"), dict):
+            mine["config"] |= {key: there["config"][key] for key in SAME_RUN & set(there["config"])}
+        if there != mine:
             self.write_json("config.json", mine)
 
     def read(self, name: str) -> Any:
@@ -102,7 +109,7 @@ class Folder:
             raise RunError(f"{path} can't be read: {error.strerror}") from None
         if len(content) < size:
             raise RunError(
-                f"{path} should have {size} bytes at least, as resume.pt says, got {len(content)}: {_HINT}"
+                f"{path} should have {size} bytes at least, as resume.pt says, got {len(content)}: {HINT}"
             )
         if len(content) > size:
             self.write("metrics.jsonl", content[:size])
@@ -111,7 +118,7 @@ class Folder:
         except (ValueError, RecursionError):
             lines = [None]
         if not all(isinstance(line, dict) for line in lines):
-            raise RunError(f"{path} should have a JSON object in each line: {_HINT}")
+            raise RunError(f"{path} should have a JSON object in each line: {HINT}")
         return lines
 
     def save(self, state: dict[str, Any]) -> None:
@@ -131,9 +138,9 @@ class Folder:
         except OSError as error:
             raise RunError(f"{path} can't be read: {error.strerror}") from None
         except Exception:  # torch.load says in many ways that a file is none of its own
-            raise RunError(f"{path} is not a checkpoint, or was damaged: {_HINT}") from None
+            raise RunError(f"{path} is not a checkpoint, or was damaged: {HINT}") from None
         if not isinstance(state, dict) or not isinstance(state.get("format"), int):
-            raise RunError(f"{path} should be a checkpoint of momentumrnn, got another file: {_HINT}")
+            raise RunError(f"{path} should be a checkpoint of momentumrnn, got another file: {HINT}")
         if state["format"] > FORMAT:
             raise RunError(
                 f"{path} has format {state['format']}, and this version of momentumrnn reads up to {FORMAT}: "
@@ -142,11 +149,11 @@ class Folder:
         mine = {"id": self.config.id, "seed": self.seed}
         got = {key: state.get(key) for key in mine}
         if got != mine:
-            raise RunError(f"{path} should be of {mine}, got {got}: {_HINT}")
+            raise RunError(f"{path} should be of {mine}, got {got}: {HINT}")
         return state
 
 
-_HINT = "move the folder away to train afresh, or take another --root"
+HINT = "move the folder away to train afresh, or take another --root"
 
 
 def running(path: Path) -> bool:
@@ -167,7 +174,7 @@ def read_json(path: Path) -> Any:
     except OSError as error:
         raise RunError(f"{path} can't be read: {error.strerror}") from None
     except (ValueError, RecursionError):
-        raise RunError(f"{path} should be JSON, got something else: {_HINT}") from None
+        raise RunError(f"{path} should be JSON, got something else: {HINT}") from None
 
 
 @contextlib.contextmanager

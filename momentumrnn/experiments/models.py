@@ -50,12 +50,15 @@ def build(config: Config, seed: int) -> Model:
     return model.double() if config.precision == "float64" else model
 
 
-def load(folder: str | Path) -> Model:
-    """The network of a run that is done, on the CPU, with the weights that validation selected."""
+def load(folder: str | Path, *own: type) -> Model:
+    """The network of a run that is done, on the CPU, with the weights that validation selected.
+
+    own: classes of yours that the run was described by, such as a task.
+    """
     from safetensors import safe_open
 
     with safe_open(Path(folder) / "model.safetensors", "pt") as file:
-        config = Config.from_json(json.loads(file.metadata()["run"])["config"])
+        config = Config.from_json(json.loads(file.metadata()["run"])["config"], own)
         model = build(config, 0)
         model.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
     return model

@@ -101,7 +101,8 @@ def recipe(name: str) -> Recipe:
     parts = name.split("/")
     base = "/".join(parts[:4])
     if base not in RECIPES:
-        raise ValueError(f"there is no recipe {name!r}{nearest(base, RECIPES)}")
+        hint = nearest(base, RECIPES) or "; momentumrnn recipes lists them"
+        raise ValueError(f"there is no recipe {name!r}{hint}")
     found = RECIPES[base]
     for key in parts[4:]:
         config = _varied(found, key)

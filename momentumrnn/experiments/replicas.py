@@ -6,7 +6,7 @@ Where the fused kernels serve the layer its replicas are one launch, by torch.vm
 """
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,14 +21,15 @@ from .tasks import Data, Rows
 
 # Samples of each replica at a time, where none is trained on.
 EVALUATED = {"cuda": 500, "cpu": 100}
-_REPLAY = 1e-2  # the largest relative difference between the loss of a graph and that of its calls
+_REPLAY = 1e-2  # the largest relative difference between what a graph leaves and what its calls do
 
 
 class Replicas:
     """R networks on one device, side by side.
 
-    losses, norms: (n, R), of the steps of this epoch; alive: (R,), false from the step on at which a loss or
-    a gradient was not finite, and which, like all after it, left that replica as it was.
+    losses, norms, fine: (n, R), of the steps of this epoch; a step is fine if loss, gradient and where it
+    leads are finite. alive: (R,), false from the first on that was not: like all after it, it left that
+    replica as it was.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Replicas:
                 t.zero_()
         self.together = False
         self.rows: Rows = ()
-        self.losses = self.norms = torch.empty(0)
+        self.losses = self.norms = self.fine = torch.empty(0)
         self.index = torch.zeros((), dtype=torch.int64, device=device)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.reason = "" if device.type == "cuda" else "no GPU"
@@ -116,7 +117,9 @@ class Replicas:
                 held.copy_(new.pin_memory(), non_blocking=True)
         else:
             self.rows = tuple(t.to(self.device) for t in stacked)
-            self.losses, self.norms = torch.zeros(2, steps, len(self.models), device=self.device).double()
+            shape = steps, len(self.models)
+            self.losses, self.norms = torch.zeros(2, *shape, dtype=torch.float64, device=self.device)
+            self.fine = torch.zeros(shape, dtype=torch.bool, device=self.device)
             self.graphs = {}
             self.together = len(self.models) > 1 and self._is_fused()
         self.losses.zero_()
@@ -157,15 +160,15 @@ class Replicas:
             before = [t.clone() for t in held]
             for optimizer in self.optimizers:
                 optimizer.step()
-            for theta in self.theta:
-                norm = norm.where(theta.isfinite().all(1), torch.inf)  # a step too long to be taken
             fine = self.alive & loss.isfinite() & norm.isfinite()
+            for theta in self.theta:
+                fine &= theta.isfinite().all(1)
             self.taken += fine
             for t, old in zip(held, before, strict=True):
                 t.copy_(torch.where(fine.unsqueeze(1), t, old))
             self.alive.copy_(fine)
             now = torch.arange(len(self.losses), device=self.device).unsqueeze(1) == self.index
-            for log, value in ((self.losses, loss), (self.norms, norm)):
+            for log, value in ((self.losses, loss), (self.norms, norm), (self.fine, fine)):
                 log.copy_(torch.where(now, value.to(log.dtype), log))
             self.index += 1
 
@@ -217,7 +220,8 @@ class Replicas:
     def _capture(self, size: int) -> None:
         """Make the graph of a step on `size` samples; if that can't be, remember why."""
         scalars = [t for o in self.optimizers for s in o.state.values() for t in s.values() if not t.dim()]
-        touched = [*self._held(), *scalars, self.alive, self.taken, self.losses, self.norms, self.index]
+        logs = [self.losses, self.norms, self.fine]
+        touched = [*self._held(), *scalars, self.alive, self.taken, *logs, self.index]
         before = [t.clone() for t in touched]
 
         def reset() -> None:
@@ -234,17 +238,19 @@ class Replicas:
                 for _ in range(3):
                     reset()
                     self._step(size)
-                want = self.losses.clone()
+                want = [t.clone() for t in touched]
                 reset()
                 # One pool for all: they run one after another, and leave nothing in it.
                 others = [each.pool() for each in self.graphs.values()]
                 with torch.cuda.graph(graph, pool=others[0] if others else None, stream=side):
                     self._step(size)
                 graph.replay()
-                worst = (self.losses - want).abs().max() / want.abs().max().clamp(min=1e-30)
-                # Not finite is not wrong: the replica is frozen either way.
-                if float(worst.nan_to_num()) > _REPLAY:
-                    self.reason = "replayed, a graph of the step gave something else"
+                for t, expected in zip(touched, want, strict=True):
+                    scale = float(expected.double().nan_to_num(0, 0, 0).abs().max())
+                    if not torch.allclose(
+                        t.double(), expected.double(), _REPLAY, _REPLAY * scale, equal_nan=True
+                    ):
+                        self.reason = "replayed, a graph of the step gave something else"
         except RuntimeError as error:
             self.reason = f"{error}".splitlines()[0]
         torch.cuda.synchronize()
@@ -252,12 +258,14 @@ class Replicas:
         self.graphs[size] = graph
 
     @torch.no_grad()
-    def evaluate(self, rows: Rows) -> list[dict[str, float]]:
+    def evaluate(self, rows: Rows, stopped: Callable[[], bool] = lambda: False) -> list[dict[str, float]]:
         """The mean loss of each replica and, where there is one, its accuracy. rows: on the CPU, for all."""
         totals: dict[str, Tensor] = {}
         states = [model.state_dict() for model in self.models]
         weights = {k: torch.stack([state[k] for state in states]) for k in states[0]}
         for part in zip(*(torch.split(r, EVALUATED[self.device.type]) for r in rows), strict=True):
+            if stopped():
+                return []
             here = tuple(t.to(self.device) for t in part)
 
             def scores(

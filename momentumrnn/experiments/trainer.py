@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from ..constraints import count_parameters
 from ..provenance import provenance
 from .config import Config
+from .folders import HINT as _HINT
 from .folders import Folder, RunError
 from .models import Model, build
 from .replicas import Replicas
@@ -34,11 +35,15 @@ _ROUND_SECONDS = 2.0  # that training goes on without a look around
 
 
 class Interrupted(RuntimeError):
-    """Somebody asked training to stop; all is saved."""
+    """Somebody asked training to stop, by the signal of this number; all is saved."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by signal {number}")
+        self.number = number
 
 
-class Watcher(Protocol):
-    """Whoever wants to know how training goes. All methods are called from the thread that trains."""
+class Watcher:
+    """Whoever wants to know how training goes; this one does not. Called from the thread that trains."""
 
     def begin(self, config: Config, runs: Sequence["Run"], device: str) -> None:
         """Training is about to start."""
@@ -60,6 +65,7 @@ class Run:
         self.folder, self.seed, self.config = folder, folder.seed, folder.config
         self.model, self.steps_per_epoch = model, -(-samples // folder.config.batch_size)
         self.parameters = count_parameters(model)
+        self.done = False  # as its result says
         self.step = 0
         self.losses: list[float] = []  # of this epoch, as are the norms
         self.norms: list[float] = []
@@ -81,7 +87,7 @@ class Run:
     @property
     def over(self) -> bool:
         """Whether nothing is left to do: no step, and no epoch to evaluate."""
-        return self.frozen is not None or (self.step >= self.last and not self.due)
+        return self.done or self.frozen is not None or (self.step >= self.last and not self.due)
 
     @property
     def due(self) -> bool:
@@ -91,9 +97,18 @@ class Run:
 
     def load(self) -> None:
         """Take over what its folder has."""
-        state = self.folder.load()
+        state, done = self.folder.load(), self.folder.read("result.json")
+        mine = isinstance(done, dict) and (done.get("id"), done.get("seed")) == (self.config.id, self.seed)
+        trained = done["epochs"] if mine and isinstance(done.get("epochs"), int) else 0
+        self.done = trained >= self.config.epochs or (mine and bool(done.get("frozen")))
         if state is None:
-            self.folder.rewind(0)
+            if trained and not self.done:
+                raise RunError(
+                    f"{self.folder.path} has a result of {trained} epochs and no checkpoint to go on from: "
+                    f"take as many --epochs, or {_HINT}"
+                )
+            if not self.done:
+                self.folder.rewind(0)
             return
         try:
             for name in ("step", "losses", "norms", "frozen", "best", "state", "seconds", "training_seconds"):
@@ -102,6 +117,11 @@ class Run:
             self.model.load_state_dict(state["state"]["weights"])
         except (KeyError, TypeError, RuntimeError):
             raise self.odd() from None
+        if self.step > self.last and not self.done:
+            raise RunError(
+                f"{self.folder.path} is at step {self.step}, and {self.config.epochs} epochs end at "
+                f"{self.last}: take more --epochs, or {_HINT}"
+            )
         self.epochs = [line for line in self.folder.rewind(self.size) if "epoch" in line]
 
     def odd(self) -> RunError:
@@ -173,9 +193,8 @@ def train(
             runs.append(Run(folder, build(config, seed), samples))
         for run in runs:
             run.load()
-            if not run.over:
-                run.folder.begin()
-        watcher = watcher or _Silent()
+            run.folder.begin(run.over)
+        watcher = watcher or Watcher()
         stack.enter_context(_settings(config, place))
         stop = stack.enter_context(_signals())
         trainer = _Trainer(config, loaded, place, count, len(seeds), watcher, stop, command)
@@ -202,7 +221,7 @@ class _Trainer:
         threads: int,
         together: int,
         watcher: Watcher,
-        stop: threading.Event,
+        stop: "_Stop",
         command: str,
     ) -> None:
         self.config, self.data, self.device, self.watcher, self.stop = config, data, device, watcher, stop
@@ -212,8 +231,8 @@ class _Trainer:
         self.threads = threads // workers
         self.pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(self.threads,))
         self.workers, self.command = workers, command
-        self.saved = time.monotonic()
-        self.seconds_per_step = 0.0
+        self.saved = self.clock = time.monotonic()
+        self.seconds_per_step = _ROUND_SECONDS  # nothing is known yet: a step by itself
         self.writers: dict[int, Any] = {}
 
     def train(self, runs: Sequence[Run]) -> None:
@@ -249,40 +268,44 @@ class _Trainer:
         with ThreadPoolExecutor(1) as ahead:
             rows = ahead.submit(self._draw, group, step // n)
             while True:
-                started = time.monotonic()
-                if step // n != drawn:
+                if step // n != drawn and (step < until or drawn < 0):
                     drawn = step // n
                     found = rows.result()
                     for replicas, runs in live:
                         replicas.begin([found[run.seed] for run in runs], step % n)
                     rows = ahead.submit(self._draw, group, drawn + 1)
                 if any(run.due for run in group):
-                    self._evaluate(live)
-                if step >= until or not live:
-                    self._account(group, started)
-                    self._save(live)
+                    self._evaluate(live, group)
+                if step >= until or not live or self.stop.is_set():
+                    self._save(live, group)
+                    if self.stop.is_set():
+                        raise Interrupted(self.stop.number)
                     self.watcher.progress(group)
                     return
                 # To the next line of the log, the end of the epoch, or as far as a round goes.
-                edge = min(until, step - step % n + min(n, (step % n // k + 1) * k))
-                if self.seconds_per_step:
-                    edge = min(edge, step + max(1, int(_ROUND_SECONDS / self.seconds_per_step)))
-                taken = self._round([replicas for replicas, _ in live], step, edge - step)
+                most = max(1, int(_ROUND_SECONDS / self.seconds_per_step))
+                edge = min(until, step + most, step - step % n + min(n, (step % n // k + 1) * k))
+                taken, error = self._round([replicas for replicas, _ in live], step, edge - step)
                 for (replicas, runs), (count, spent) in zip(live, taken, strict=True):
                     self._read(replicas, runs, count, spent)
-                self._account(group, started)
-                self.watcher.progress(group)
-                step, stopped = edge, self.stop.is_set()
+                if error is not None:
+                    # What went well is kept, if it can be.
+                    with contextlib.suppress(Exception):
+                        self._save(live, group)
+                    raise error
+                step = edge
                 ended = [each for each in live if all(run.frozen for run in each[1])]
-                if ended or stopped or time.monotonic() - self.saved > SAVE_SECONDS:
-                    self._save(live)
+                if ended or time.monotonic() - self.saved > SAVE_SECONDS:
+                    self._save(live, group)
                 live = [each for each in live if each not in ended]
-                if stopped:
-                    raise Interrupted("stopped")
+                self.watcher.progress(group)
 
-    def _account(self, group: list[Run], started: float) -> None:
+    def _account(self, group: list[Run]) -> None:
+        """Add the time since the last time to these runs."""
+        now = time.monotonic()
         for run in group:
-            run.seconds += time.monotonic() - started if run.frozen is None else 0
+            run.seconds += now - self.clock
+        self.clock = now
 
     def _draw(self, group: list[Run], epoch: int) -> dict[int, Rows]:
         return {run.seed: self.config.task.rows(self.data, run.seed, epoch) for run in group}
@@ -299,21 +322,30 @@ class _Trainer:
                     raise run.odd() from None
         return found
 
-    def _round(self, all_replicas: list[Replicas], step: int, count: int) -> list[tuple[int, float]]:
-        """Take so many steps with all, or fewer if told to stop; returns how many each took, and seconds."""
+    def _round(
+        self, all_replicas: list[Replicas], step: int, count: int
+    ) -> tuple[list[tuple[int, float]], Exception | None]:
+        """Take so many steps with all, or fewer if told to stop or if one fails.
+
+        Returns how many each took, and the seconds; and what failed.
+        """
         started, every = time.monotonic(), self.config.rebase_every
-        taken = [0] * len(all_replicas)
+        taken, errors = [0] * len(all_replicas), list[Exception]()
         # Whoever is free takes the next step of whoever waits: no core idles while another has two to go.
-        waiting = deque(range(len(all_replicas)) if count else ())
+        waiting = deque(range(len(all_replicas)))
 
         def work() -> None:
-            while waiting and not self.stop.is_set():
+            while waiting and not errors and not self.stop.is_set():
                 try:
                     i = waiting.popleft()
                 except IndexError:  # another was faster
                     return
                 replicas = all_replicas[i]
-                replicas.step((step + taken[i]) % len(replicas.losses))
+                try:
+                    replicas.step((step + taken[i]) % len(replicas.losses))
+                except Exception as error:
+                    errors.append(error)
+                    return
                 taken[i] += 1
                 if every and (step + taken[i]) % every == 0:
                     replicas.rebase()
@@ -321,11 +353,11 @@ class _Trainer:
                     waiting.append(i)
 
         self._each(work, [()] * self.workers)
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" and not errors:
             torch.cuda.synchronize()
         spent = time.monotonic() - started
-        self.seconds_per_step = spent / count if count else self.seconds_per_step
-        return [(each, spent) for each in taken]
+        self.seconds_per_step = max(spent / count, 1e-9)
+        return [(each, spent) for each in taken], next(iter(errors), None)
 
     def _each(self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Call a function with each, side by side if there are several workers."""
@@ -336,7 +368,7 @@ class _Trainer:
     def _read(self, replicas: Replicas, runs: list[Run], count: int, spent: float) -> None:
         """Bring what so many steps have found to their runs, and write some of it down."""
         n, k = len(replicas.losses), self.config.log_every
-        losses, norms = replicas.losses.tolist(), replicas.norms.tolist()
+        losses, norms, fine = replicas.losses.tolist(), replicas.norms.tolist(), replicas.fine.tolist()
         for r, run in enumerate(runs):
             if run.frozen is not None:
                 continue
@@ -347,15 +379,15 @@ class _Trainer:
             for _ in range(count):
                 i = run.step % n
                 loss, norm = losses[i][r], norms[i][r]
-                if not (math.isfinite(loss) and math.isfinite(norm)):
+                if not fine[i][r]:
                     self._freeze(replicas, r, run, loss, norm)
                     break
                 run.losses.append(loss)
                 run.norms.append(norm)
                 run.step += 1
                 run.trained += min(self.config.batch_size, run.samples - i * self.config.batch_size)
-                if (i + 1) % k == 0:
-                    loss, norm = _mean(run.losses[-k:]), _mean(run.norms[-k:])
+                if (i + 1) % k == 0 or i + 1 == n:
+                    loss, norm = (_mean(each[i - i % k :]) for each in (run.losses, run.norms))
                     lines.append({"step": run.step, "loss": loss, "norm": norm})
             run.log(*lines)
             for line in lines:
@@ -371,17 +403,23 @@ class _Trainer:
             "last_gradient_norm": run.norms[-1] if run.norms else None,
         }
         self.watcher.note(
-            f"seed {run.seed}: step {run.step} is not finite (loss {loss}, norm of the gradient {norm}, of "
-            f"the weights {weights:.4g}); it stays as it was before that step"
+            f"seed {run.seed}: step {run.step} is not finite or leads to what is not (loss {loss}, norm of "
+            f"the gradient {norm}, of the weights {weights:.4g}); it stays as it was before that step"
         )
 
-    def _evaluate(self, live: list[tuple[Replicas, list[Run]]]) -> None:
-        """The line of an epoch, for each run that has come to its end."""
+    def _evaluate(self, live: list[tuple[Replicas, list[Run]]], group: list[Run]) -> None:
+        """The line of an epoch, for each run that has come to its end; none if told to stop meanwhile."""
+        if time.monotonic() - self.saved > SAVE_SECONDS / 6:
+            self._save(live, group)  # it may take long
         found: dict[str, list[list[dict[str, float]]]] = {}
         for part in ("validation", "test"):
             rows = self.config.task.held_out(self.data, part)
             if rows is not None:
-                found[part] = self._each(Replicas.evaluate, [(replicas, rows) for replicas, _ in live])
+                given = [(replicas, rows, self.stop.is_set) for replicas, _ in live]
+                found[part] = self._each(Replicas.evaluate, given)
+        if self.stop.is_set():
+            return
+        self._account(group)
         for i, (replicas, runs) in enumerate(live):
             for r, run in enumerate(runs):
                 if not run.due:
@@ -398,16 +436,19 @@ class _Trainer:
                     run.best = replicas.state(r)["weights"]
                 self.watcher.epoch(run)
 
-    def _save(self, live: list[tuple[Replicas, list[Run]]]) -> None:
+    def _save(self, live: list[tuple[Replicas, list[Run]]], group: list[Run]) -> None:
+        self._account(group)
         for replicas, runs in live:
             for r, run in enumerate(runs):
                 run.state = replicas.state(r)
-                run.sessions[-1]["seconds"] = round(run.seconds, 3)
+                run.sessions[-1] |= {"seconds": round(run.seconds, 3), "peak_memory_mb": _peak(self.device)}
                 run.save()
         self.saved = time.monotonic()
 
     def _finish(self, run: Run) -> None:
         """Write result and weights, unless they are there."""
+        if run.state is None:  # a result without a checkpoint
+            return
         done, there = run.folder.read("result.json"), (run.folder.path / "model.safetensors").exists()
         mine = {"id": self.config.id, "seed": run.seed, "steps": run.step, "status": _status(run)}
         if there and isinstance(done, dict) and mine.items() <= done.items():
@@ -441,7 +482,7 @@ class _Trainer:
             "parameters": run.parameters,
             "seconds": round(run.seconds, 3),
             "samples_per_second": speed and round(speed, 1),
-            "peak_memory_mb": _peak(self.device),
+            "peak_memory_mb": max(session["peak_memory_mb"] for session in run.sessions),
             "data": self.data.hashes,
             "sessions": run.sessions,
         }
@@ -454,7 +495,7 @@ class _Trainer:
             raise RunError("tensorboard should be installed: pip install 'momentumrnn[track]'") from None
         for run in (run for run in runs if not run.over):
             self.writers[run.seed] = SummaryWriter(
-                str(run.folder.path / "tensorboard"), purge_step=run.step or None
+                str(run.folder.path / "tensorboard"), purge_step=run.step + 1 if run.step else None
             )
 
         def close() -> None:
@@ -475,20 +516,6 @@ def selected(epochs: Sequence[dict[str, Any]], config: Config, part: str) -> dic
     sign = 1 if metric == "accuracy" else -1
     known = [line for line in epochs if line.get(f"{part}_{metric}") is not None]
     return max(known, key=lambda line: sign * line[f"{part}_{metric}"], default=None)
-
-
-class _Silent:
-    def begin(self, config: Config, runs: Sequence[Run], device: str) -> None:
-        pass
-
-    def progress(self, runs: Sequence[Run]) -> None:
-        pass
-
-    def epoch(self, run: Run) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        pass
 
 
 def _status(run: Run) -> str:
@@ -544,7 +571,7 @@ def _device(name: str | None) -> torch.device:
     if name not in ("cpu", "cuda"):
         raise ValueError(f"device should be 'cpu' or 'cuda', got {name!r}")
     if name == "cuda" and not torch.cuda.is_available():
-        raise RunError("device should be 'cpu' where torch sees no GPU, got 'cuda'")
+        raise RunError(f"device should be 'cpu', since torch {torch.__version__} sees no GPU, got 'cuda'")
     return torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
 
 
@@ -557,6 +584,7 @@ def _settings(config: Config, device: torch.device) -> Iterator[None]:
     was = torch.are_deterministic_algorithms_enabled()
     warn = torch.is_deterministic_algorithms_warn_only_enabled()
     memory: Any = torch.utils.deterministic
+    workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
     fill = memory.fill_uninitialized_memory
     try:
         # Set only where it differs: torch minds if its older way to set it was taken as well.
@@ -566,8 +594,8 @@ def _settings(config: Config, device: torch.device) -> Iterator[None]:
         if config.precision != "tf32" and matmul.fp32_precision == "tf32":
             matmul.fp32_precision = "ieee"
         if config.deterministic:
-            if device.type == "cuda":
-                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            if device.type == "cuda" and workspace is None:
+                os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
             torch.use_deterministic_algorithms(True)
             memory.fill_uninitialized_memory = False
         yield
@@ -576,12 +604,18 @@ def _settings(config: Config, device: torch.device) -> Iterator[None]:
             rnn.fp32_precision, matmul.fp32_precision = before
         torch.use_deterministic_algorithms(was, warn_only=warn)
         memory.fill_uninitialized_memory = fill
+        if workspace is None:
+            os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+
+
+class _Stop(threading.Event):
+    number = 0
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[threading.Event]:
-    """An event that Ctrl-C and SIGTERM set the first time; a second Ctrl-C is as ever."""
-    stop = threading.Event()
+def _signals() -> Iterator[_Stop]:
+    """An event that Ctrl-C and SIGTERM set the first time, with their number; a second Ctrl-C is as ever."""
+    stop = _Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
@@ -589,6 +623,7 @@ def _signals() -> Iterator[threading.Event]:
     def handle(number: int, frame: object) -> None:
         if stop.is_set():
             raise KeyboardInterrupt
+        stop.number = number
         stop.set()
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
