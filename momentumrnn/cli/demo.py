@@ -120,8 +120,8 @@ def run(options: Any, args: Sequence[str]) -> int:
     except OSError as error:
         return refuse(f"demo: the plot could not be written to {options.root}: {error.strerror or error}", 1)
     say(console, "Next, the paper's own length, or any other of its rows:")
-    say(console, f"  momentumrnn run --recipe {NEXT} --seeds 0-2")
-    say(console, "  momentumrnn recipes")
+    say(console, f"  {spelt(['run', '--recipe', NEXT, '--seeds', '0-2'])}")
+    say(console, f"  {spelt(['recipes'])}")
     return 0
 
 
