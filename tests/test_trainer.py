@@ -169,7 +169,11 @@ def test_a_signal_from_outside(tmp_path, number):
     victim = child(tmp_path, replace(CONFIG, epochs=10**6))
     try:
         assert victim.stdout.readline() == "begun\n"
-        time.sleep(0.2)
+        metrics = [path(tmp_path, CONFIG, seed) / "metrics.jsonl" for seed in (0, 1)]
+        for _ in range(600):
+            if all(file.exists() and file.stat().st_size for file in metrics):
+                break
+            time.sleep(0.1)
         victim.send_signal(number)
         assert victim.communicate(timeout=60)[0] == "interrupted\n"
     finally:
