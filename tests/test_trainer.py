@@ -218,6 +218,23 @@ def test_stopped_it_goes_on_to_the_same_bits(config, number, whole, tmp_path):
         assert bits(path(tmp_path, config, seed)) == bits(path(whole, config, seed))
 
 
+def test_a_result_stays_while_its_run_goes_on(tmp_path):
+    """Asked for fewer epochs again, after more were begun and stopped in the middle of one."""
+    fit(replace(CONFIG, epochs=1), tmp_path)
+    folder = path(tmp_path, CONFIG)
+    names = ("result.json", "model.safetensors")
+    before = [(folder / name).read_bytes() for name in names]
+    with pytest.raises(Interrupted):
+        fit(CONFIG, tmp_path, watcher=stop_at(STEPS + 2))
+    (result,) = fit(replace(CONFIG, epochs=1), tmp_path)
+    assert result["epochs"] == 1
+    assert [(folder / name).read_bytes() for name in names] == before
+    (folder / "result.json").unlink()
+    with pytest.raises(RunError, match="take more --epochs"):
+        fit(replace(CONFIG, epochs=1), tmp_path)
+    assert fit(CONFIG, tmp_path)[0]["epochs"] == 3
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_seeds_that_stopped_apart_join_again(threads, whole, tmp_path, monkeypatch):
     """A stop in the middle of a round leaves them at different steps."""

@@ -447,11 +447,9 @@ class _Trainer:
 
     def _finish(self, run: Run) -> None:
         """Write result and weights, unless they are there."""
-        if run.state is None:  # a result without a checkpoint
-            return
-        done, there = run.folder.read("result.json"), (run.folder.path / "model.safetensors").exists()
-        mine = {"id": self.config.id, "seed": run.seed, "steps": run.step, "status": _status(run)}
-        if there and isinstance(done, dict) and mine.items() <= done.items():
+        there = (run.folder.path / "model.safetensors").exists()
+        # A checkpoint may be missing, or be further than the result that was asked for.
+        if run.done and (there or run.state is None or run.step != run.folder.read("result.json")["steps"]):
             return
         # Without validation there is no honest choice but the last.
         weights = run.best or (run.state or {})["weights"]
