@@ -211,7 +211,7 @@ FOREIGN = {
     "empty": b"",
     "text": b"hello\n",
     "zeros": bytes(4096),
-    "pickle": b"cos\nsystem\n(S'touch /tmp/momentumrnn-was-here'\ntR.",
+    "pickle": b"cos\nsystem\n(S'touch was-here'\ntR.",
     "zip": b"PK\x05\x06" + bytes(18),
     "half": saved({**OWN, **STATE})[:-100],
     "third": saved({**OWN, **STATE})[:300],
@@ -228,14 +228,15 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
-def test_a_foreign_checkpoint_is_refused(folder, content):
+def test_a_foreign_checkpoint_is_refused(folder, content, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     path = folder.path / "resume.pt"
     path.write_bytes(content)
     with pytest.raises(RunError) as refusal:
         folder.load()
     assert str(path) in str(refusal.value)
     assert path.read_bytes() == content
-    assert not os.path.exists("/tmp/momentumrnn-was-here")
+    assert not (tmp_path / "was-here").exists()
 
 
 def test_what_a_refusal_says(folder):

@@ -218,6 +218,29 @@ def test_stopped_it_goes_on_to_the_same_bits(config, number, whole, tmp_path):
         assert bits(path(tmp_path, config, seed)) == bits(path(whole, config, seed))
 
 
+def test_half_a_step_is_not_kept(tmp_path, monkeypatch):
+    """An error after the weights moved: that seed goes on from its checkpoint, the other from where it is."""
+    step = torch.optim.Adam.step
+    calls = []
+
+    def fails(self, closure=None):
+        step(self, closure)
+        calls.append(self)
+        if len(calls) == 7:
+            raise RuntimeError("no more")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(torch.optim.Adam, "step", fails)
+        with pytest.raises(RuntimeError, match="no more"):
+            fit(CONFIG, tmp_path, [0, 1], threads=2)
+    kept = [(path(tmp_path, CONFIG, seed) / "resume.pt").exists() for seed in (0, 1)]
+    assert sorted(kept) == [False, True]
+    fit(CONFIG, tmp_path, [0, 1], threads=2)
+    fit(CONFIG, tmp_path / "whole", [0, 1], threads=2)
+    for seed in (0, 1):
+        assert bits(path(tmp_path, CONFIG, seed)) == bits(path(tmp_path / "whole", CONFIG, seed))
+
+
 def test_a_result_stays_while_its_run_goes_on(tmp_path):
     """Asked for fewer epochs again, after more were begun and stopped in the middle of one."""
     fit(replace(CONFIG, epochs=1), tmp_path)

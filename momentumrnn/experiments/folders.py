@@ -137,8 +137,8 @@ class Folder:
             state = torch.load(path, map_location="cpu", weights_only=True)
         except OSError as error:
             raise RunError(f"{path} can't be read: {error.strerror}") from None
-        except Exception:  # torch.load says in many ways that a file is none of its own
-            raise RunError(f"{path} is not a checkpoint, or was damaged: {HINT}") from None
+        except Exception as error:  # torch.load says in many ways that a file is none of its own
+            raise RunError(f"{path} is not a checkpoint, or was damaged: {HINT}") from error
         if not isinstance(state, dict) or not isinstance(state.get("format"), int):
             raise RunError(f"{path} should be a checkpoint of momentumrnn, got another file: {HINT}")
         if state["format"] > FORMAT:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import functional_call
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from .. import backends
 from ..constraints import optimizer_groups, rebase_
@@ -29,7 +30,7 @@ class Replicas:
 
     losses, norms, fine: (n, R), of the steps of this epoch; a step is fine if loss, gradient and where it
     leads are finite. alive: (R,), false from the first on that was not: like all after it, it left that
-    replica as it was.
+    replica as it was. torn: whether an error left some of a step undone.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Replicas:
             optimizer.step()
             for t in optimizer.state[theta].values():
                 t.zero_()
-        self.together = False
+        self.together = self.torn = False
         self.rows: Rows = ()
         self.losses = self.norms = self.fine = torch.empty(0)
         self.index = torch.zeros((), dtype=torch.int64, device=device)
@@ -68,10 +69,9 @@ class Replicas:
             known = set(map(id, group["params"]))
             names = [name for name, p in self.models[0].named_parameters() if id(p) in known]
             rows = [[model.get_parameter(name) for name in names] for model in self.models]
-            theta = torch.stack([torch.cat([p.detach().flatten() for p in row]) for row in rows])
+            theta = torch.stack([parameters_to_vector(row).detach() for row in rows])
             for flat, row in zip(theta, rows, strict=True):
-                for p, part in zip(row, torch.split(flat, [p.numel() for p in row]), strict=True):
-                    p.data = part.view_as(p)
+                vector_to_parameters(flat, row)  # as views
             self.names.append(names)
             self.theta.append(theta.requires_grad_())
 
@@ -135,15 +135,13 @@ class Replicas:
     def step(self, index: int) -> None:
         """One training step of every replica: the one of that index in the epoch, which is the next."""
         size = min(self.config.batch_size, self.rows[0].shape[1] - index * self.config.batch_size)
+        if not self.reason and size not in self.graphs:
+            self._capture(size)
         if self.reason:
             self._step(size)
         else:
-            if size not in self.graphs:
-                self._capture(size)
-            if self.reason:
-                self._step(size)
-            else:
-                self.graphs[size].replay()
+            self.graphs[size].replay()
+        self.torn = False
 
     def _step(self, size: int) -> None:
         config = self.config
@@ -158,6 +156,7 @@ class Replicas:
                     g.mul_(factor)
             held = self._held()
             before = [t.clone() for t in held]
+            self.torn = True
             for optimizer in self.optimizers:
                 optimizer.step()
             fine = self.alive & loss.isfinite() & norm.isfinite()
@@ -174,9 +173,11 @@ class Replicas:
 
     def rebase(self) -> None:
         """Move the bases of orthogonal matrices to where these are now, unless they are frozen."""
+        self.torn = True
         for model, alive in zip(self.models, self.alive.tolist(), strict=True):
             if alive:
                 rebase_(model)
+        self.torn = False
 
     def _gradients(self, rows: Rows) -> Tensor:
         """The loss of each replica, (R,); the gradients are in theta.grad."""

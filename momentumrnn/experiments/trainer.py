@@ -289,9 +289,9 @@ class _Trainer:
                 for (replicas, runs), (count, spent) in zip(live, taken, strict=True):
                     self._read(replicas, runs, count, spent)
                 if error is not None:
-                    # What went well is kept, if it can be.
+                    # What went well is kept, if it can be; the first error is the one to show.
                     with contextlib.suppress(Exception):
-                        self._save(live, group)
+                        self._save([each for each in live if not each[0].torn], group)
                     raise error
                 step = edge
                 ended = [each for each in live if all(run.frozen for run in each[1])]
@@ -343,12 +343,12 @@ class _Trainer:
                 replicas = all_replicas[i]
                 try:
                     replicas.step((step + taken[i]) % len(replicas.losses))
+                    if every and (step + taken[i] + 1) % every == 0:
+                        replicas.rebase()
                 except Exception as error:
                     errors.append(error)
                     return
                 taken[i] += 1
-                if every and (step + taken[i]) % every == 0:
-                    replicas.rebase()
                 if taken[i] < count:
                     waiting.append(i)
 

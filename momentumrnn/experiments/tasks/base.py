@@ -71,6 +71,17 @@ class Task(ABC):
         return None
 
 
+def check(task: Task, name: str, least: int, most: int | None = None) -> None:
+    """Refuse a field that is no integer in this range."""
+    value = getattr(task, name)
+    expected = f"at least {least}" if most is None else f"{least} to {most}"
+    message = f"{type(task).__name__}: {name} should be an integer of {expected}, got {value!r}"
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(message)
+    if value < least or (most is not None and value > most):
+        raise ValueError(message)
+
+
 def generator(*key: object) -> torch.Generator:
     """A source of random numbers that depends on the key alone.
 

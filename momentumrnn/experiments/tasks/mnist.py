@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..data import DATASETS, DataError, files
 from ..data import folder as data_folder
-from .base import Data, Part, Rows, Task, generator
+from .base import Data, Part, Rows, Task, check, generator
 
 SIDE = 28
 PIXELS = SIDE * SIDE
@@ -43,6 +43,10 @@ class _Digits(Task):
         "epochs": 150,
         "hidden_size": 128,
     }
+
+    def _check(self) -> None:
+        check(self, "validation", 0, TRAINING - 1)
+        check(self, "limit", 0, TRAINING)
 
     def load(self, folder: Path | None) -> Data:
         """Tensors: images (N, 784) in uint8, first those to train on; labels (N,); how many those are."""
@@ -101,7 +105,7 @@ class MNIST(_Digits):
     limit: int = 0
 
     def __post_init__(self) -> None:
-        _check(self)
+        self._check()
 
     def batch(
         self, tensors: tuple[Tensor, ...], constants: tuple[Tensor, ...], rows: Rows
@@ -130,7 +134,7 @@ class PMNIST(_Digits):
         if self.permutation not in PERMUTATIONS:
             expected = " or ".join(map(repr, PERMUTATIONS))
             raise ValueError(f"PMNIST: permutation should be {expected}, got {self.permutation!r}")
-        _check(self)
+        self._check()
 
     def constants(self, seed: int) -> tuple[Tensor, ...]:
         source = np.random.RandomState(EXPRNN if self.permutation == "fixed" else seed)
@@ -167,13 +171,3 @@ def _read(path: Path, *item: int) -> Tensor:
             f"product in bytes, got {head[0]}, {head[1:]} and {max(0, len(raw) - start)} bytes"
         )
     return torch.from_numpy(np.frombuffer(raw, np.uint8, offset=start).reshape(head[1:]).copy())
-
-
-def _check(task: _Digits) -> None:
-    for name, most in (("validation", TRAINING - 1), ("limit", TRAINING)):
-        value = getattr(task, name)
-        message = f"{type(task).__name__}: {name} should be an integer of 0 to {most}, got {value!r}"
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(message)
-        if not 0 <= value <= most:
-            raise ValueError(message)

@@ -1,6 +1,7 @@
 """Tasks whose data are drawn, not read: adding and copying. Knows no files."""
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -8,11 +9,31 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .base import Data, Part, Rows, Task, generator, sha256
+from .base import Data, Part, Rows, Task, check, generator, sha256
+
+
+class _Drawn(Task):
+    """What both tasks share: where their rows come from."""
+
+    samples: int
+    evaluation: int
+
+    def load(self, folder: Path | None) -> Data:
+        return Data((), {"test": sha256(*self._draw(self.evaluation, "test"))})
+
+    def rows(self, data: Data, seed: int, epoch: int) -> Rows:
+        return self._draw(self.samples, "training", seed, epoch)
+
+    def held_out(self, data: Data, part: Part) -> Rows:
+        return self._draw(self.evaluation, part)
+
+    @abstractmethod
+    def _draw(self, count: int, *key: object) -> Rows:
+        """So many samples, by the key and the task alone."""
 
 
 @dataclass(frozen=True)
-class Adding(Task):
+class Adding(_Drawn):
     """The sum of two marked numbers among many (paper, appendix; Arjovsky et al. 2016).
 
     With u_t drawn from U[0, 1), and the marked steps p from [0, T // 2) and q from [T // 2, T):
@@ -47,23 +68,14 @@ class Adding(Task):
     }
 
     def __post_init__(self) -> None:
-        _check(self, "length", 2)
-        _check(self, "samples", 1)
-        _check(self, "evaluation", 1)
+        check(self, "length", 2)
+        check(self, "samples", 1)
+        check(self, "evaluation", 1)
 
     @property
     def baseline(self) -> float:
         """The loss of a network that remembers nothing and always answers 1: the variance of the sum."""
         return 1 / 6
-
-    def load(self, folder: Path | None) -> Data:
-        return Data((), {"test": sha256(*self._draw(self.evaluation, "test"))})
-
-    def rows(self, data: Data, seed: int, epoch: int) -> Rows:
-        return self._draw(self.samples, "training", seed, epoch)
-
-    def held_out(self, data: Data, part: Part) -> Rows:
-        return self._draw(self.evaluation, part)
 
     def _draw(self, count: int, *key: object) -> Rows:
         source, half = generator(*key, repr(self)), self.length // 2
@@ -86,7 +98,7 @@ class Adding(Task):
 
 
 @dataclass(frozen=True)
-class Copying(Task):
+class Copying(_Drawn):
     """Symbols to be said again after a long silence (paper, appendix; Arjovsky et al. 2016).
 
     With K = symbols drawn from 1, ..., A, A = alphabet, L = length, blank 0 and marker A + 1:
@@ -123,12 +135,12 @@ class Copying(Task):
     }
 
     def __post_init__(self) -> None:
-        _check(self, "length", 0)
-        _check(self, "symbols", 1)
+        check(self, "length", 0)
+        check(self, "symbols", 1)
         # Rows are bytes.
-        _check(self, "alphabet", 1, 255)
-        _check(self, "samples", 1)
-        _check(self, "evaluation", 1)
+        check(self, "alphabet", 1, 255)
+        check(self, "samples", 1)
+        check(self, "evaluation", 1)
 
     @property
     def features(self) -> int:  # type: ignore[override]
@@ -142,15 +154,6 @@ class Copying(Task):
     def baseline(self) -> float:
         """The loss of a network that remembers nothing: it guesses among all symbols at the last K steps."""
         return self.symbols * math.log(self.alphabet) / (self.length + 2 * self.symbols)
-
-    def load(self, folder: Path | None) -> Data:
-        return Data((), {"test": sha256(*self._draw(self.evaluation, "test"))})
-
-    def rows(self, data: Data, seed: int, epoch: int) -> Rows:
-        return self._draw(self.samples, "training", seed, epoch)
-
-    def held_out(self, data: Data, part: Part) -> Rows:
-        return self._draw(self.evaluation, part)
 
     def _draw(self, count: int, *key: object) -> Rows:
         source, shape = generator(*key, repr(self)), (count, self.symbols)
@@ -178,13 +181,3 @@ class Copying(Task):
     def accuracy(self, out: Tensor, target: Tensor) -> Tensor:
         """The share of the K symbols that are said again rightly."""
         return (out[-self.symbols :].argmax(-1) == target.mT).to(torch.float32).mean(0)
-
-
-def _check(task: Task, name: str, least: int, most: int | None = None) -> None:
-    value = getattr(task, name)
-    expected = f"at least {least}" if most is None else f"{least} to {most}"
-    message = f"{type(task).__name__}: {name} should be an integer of {expected}, got {value!r}"
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(message)
-    if value < least or (most is not None and value > most):
-        raise ValueError(message)
