@@ -3,12 +3,17 @@
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from numbers import Real
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
+from torch.nn.utils.parametrize import (
+    is_parametrized,
+    remove_parametrizations,
+    type_before_parametrizations,
+)
 from torch.nn.utils.rnn import PackedSequence
 
 from . import backends, cells
@@ -16,7 +21,7 @@ from .backends import cuda, reference
 from .backends.stack import Network, exporting
 from .cells import Cell, Weights
 from .init import BY_NAME, Init
-from .momentum import Momentum, MomentumState, wide
+from .momentum import RATES, Momentum, MomentumState, learned, spelt, wide
 from .packing import Even, lengths
 
 Device = torch.device | str | int | None
@@ -80,13 +85,51 @@ class _Module(nn.Module):
     """What layers and cells share: weights by torch's names, and states read and checked."""
 
     cell: Cell
-    momentum: Momentum | None
+    _momentum: Momentum | None
     hidden_size: int
     proj_size: int
     bias: bool | str
     init: str | Init
     factored: bool | str
     _shown: ClassVar[dict[str, object]]
+
+    @property
+    def momentum(self) -> Momentum | None:
+        """The momentum, with what is registered now as `momentum_mu` and `momentum_step` for its tensors.
+
+        One that is set later brings its own, or none: those registered before are dropped.
+        """
+        return self._bound({})
+
+    @momentum.setter
+    def momentum(self, momentum: Momentum | None) -> None:
+        _check_kinds(self.cell, momentum)
+        tensors, rows = learned(momentum), self.cell.gates * self.hidden_size
+        for name, tensor in tensors.items():
+            if tensor.dim() > 1 or tensor.numel() == 0 or rows % tensor.numel():
+                raise ValueError(
+                    f"momentum: {name} should have shape (), (1,) or (n,), n dividing the layer's {rows} "
+                    f"gate rows, got {tuple(tensor.shape)}"
+                )
+        for name in map("momentum_{}".format, RATES):
+            if is_parametrized(self, name):
+                remove_parametrizations(self, name, leave_parametrized=False)
+            if name in self._parameters or name in self._buffers:
+                delattr(self, name)
+        for name, tensor in tensors.items():
+            if isinstance(tensor, nn.Parameter):
+                self.register_parameter(f"momentum_{name}", tensor)
+            else:
+                self.register_buffer(f"momentum_{name}", tensor)
+        self._momentum = momentum
+
+    def _bound(self, seen: dict[int, Tensor]) -> Momentum | None:
+        """The momentum as it is now; seen: see `_weights`."""
+        names = learned(self._momentum)
+        if not names:
+            return self._momentum
+        now = {name: self._weight(f"momentum_{name}", seen) for name in names}
+        return replace(cast(Any, self._momentum), **now)  # type: ignore[no-any-return]
 
     def _weight_shapes(self, columns: int) -> dict[str, tuple[int, ...]]:
         """The weights of one direction of one layer, in torch's order."""
@@ -124,7 +167,7 @@ class _Module(nn.Module):
         return seen[key]
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew, as `init` says."""
+        """Draw all weights anew, as `init` says. What a momentum has learned stays."""
         fill = BY_NAME[self.init] if isinstance(self.init, str) else self.init
         for suffix in self._suffixes():
             for name in self._weight_shapes(0):
@@ -135,10 +178,11 @@ class _Module(nn.Module):
 
     def extra_repr(self) -> str:
         cell = [repr(self.cell)] if type_before_parametrizations(self) in (Recurrent, RecurrentCell) else []
+        values = {name: getattr(self, name) for name in self._shown}
         different = (
-            f"{name}={getattr(self, name)!r}"
-            for name, default in self._shown.items()
-            if getattr(self, name) != default
+            f"{name}={spelt(value) if isinstance(value, Momentum) else repr(value)}"
+            for name, value in values.items()
+            if value != self._shown[name]
         )
         return ", ".join([*cell, f"{self.input_size}, {self.hidden_size}", *different])
 
@@ -147,8 +191,8 @@ class _Module(nn.Module):
     ) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Shape and dtype of each tensor of a State for so many rows, () if unbatched, of such an input."""
         gates = self.cell.gates * self.hidden_size
-        first = 0 if self.momentum is None else gates
-        second = 0 if self.momentum is None or self.momentum.linear else gates
+        first = 0 if self._momentum is None else gates
+        second = 0 if self._momentum is None or self._momentum.linear else gates
         lead = (*self._lead(), *rows)
         return {
             **{f"hidden[{i}]": ((*lead, width), dtype) for i, width in enumerate(self._widths())},
@@ -172,16 +216,23 @@ class _Module(nn.Module):
 
     def _network(self, bidirectional: bool = False, dropout: float = 0.0, packed: bool = False) -> Network:
         """What backends run, with the weights as they are now."""
-        _check_kinds(self.cell, self.momentum)  # they may have been set since
+        _check_kinds(self.cell, self._momentum)  # the cell may have been set since
         seen: dict[int, Tensor] = {}
         weights, factored = [self._weights(suffix, seen) for suffix in self._suffixes()], ""
-        if self.factored and (self.momentum is None or self.momentum.linear):
+        momentum = self._bound(seen)
+        for name, tensor in learned(momentum).items():
+            if tensor.device != weights[0].ih.device:
+                raise RuntimeError(
+                    f"momentum_{name} should be on {weights[0].ih.device}, got {tensor.device}; "
+                    "the layer's .to() moves both"
+                )
+        if self.factored and (momentum is None or momentum.commutes):
             weights = [
                 Weights(w.hh @ w.ih, w.hh, None if w.b_ih is None else w.hh @ w.b_ih, w.b_hh) for w in weights
             ]
         elif self.factored:
             factored = "printed" if self.factored == "printed" else "derived"
-        return Network(self.cell, self.momentum, weights, bidirectional, dropout, packed, factored)
+        return Network(self.cell, momentum, weights, bidirectional, dropout, packed, factored)
 
     def _zeros(self, rows: tuple[int, ...], like: Tensor) -> State:
         shapes = self._shapes(rows, like.dtype)
@@ -213,7 +264,7 @@ class _Module(nn.Module):
             hint = f"the input has {rows[0]} rows" if rows else "the input is unbatched"
             differs = isinstance(tensor, Tensor) and tensor.shape != shape
             if differs and name in ("hx.v", "hx.n") and tensor.shape[:-1] == shape[:-1]:
-                hint = f"this layer has momentum={self.momentum!r}"
+                hint = f"this layer has momentum={spelt(self.momentum)}"
             _check_tensor(name, tensor, shape, dtype, x.device, hint)
         return hx if isinstance(hx, State) else State(tuple(given), none, none, k)
 
@@ -226,7 +277,9 @@ class Recurrent(_Module):
     Arguments, shapes, parameter names and results are those of `torch.nn.LSTM`, and some more:
 
     bias: also `"hh"`, the recurrent bias alone, so that nothing but W x goes through the momentum.
-    momentum: a `Momentum` such as `HeavyBall(mu=0.6)`; None is the plain layer.
+    momentum: a `Momentum` such as `HeavyBall(mu=0.6)`; None is the plain layer. Where its mu or step is a
+    tensor, it becomes `momentum_mu` or `momentum_step` of the layer, a Parameter to be learned, any other
+    a buffer. All layers of a stack and both directions share it.
     init: how the weights begin: "torch", "paper", "dtriv", or an object such as `init.Paper(forget_bias=-4)`.
     factored: for square U, the drive enters through U, as `U v_t`, so that W stands for U⁻¹ W: the paper's
     remarks 1 and 4. Under Adam and RMSProp True is as derived, U M(a); "printed" divides after U.
@@ -306,7 +359,6 @@ class Recurrent(_Module):
         self.dropout = float(dropout)
         self.bidirectional = bidirectional
         self.proj_size = proj_size
-        self.momentum = momentum
         _check_init(init)
         _check_factored(factored, cell, proj_size)
         self.init = init
@@ -316,6 +368,7 @@ class Recurrent(_Module):
         for suffix in self._suffixes():
             columns = input_size if suffix.startswith("_l0") else out
             self._add_weights(suffix, columns, device, dtype)
+        self.momentum = momentum
         self.reset_parameters()
 
     def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> tuple[Any, Any]:
@@ -352,7 +405,7 @@ class Recurrent(_Module):
         if packed is not None and packed.sorted_indices is not None:
             state = state.select(packed.sorted_indices)
 
-        streams = isinstance(hx, State) and self.momentum is not None
+        streams = isinstance(hx, State) and net.momentum is not None
         moments = MomentumState(*state[1:]) if streams else None
         run = backends.choose(self.backend, net, sizes).run
         y, hidden, moments = run(net, x, sizes, state.hidden, moments)
@@ -394,7 +447,7 @@ class Recurrent(_Module):
         ):  # reading weights may draw a mask
             net = self._asked(input)
         x, sizes = self._rows(input, net.weights[0].ih)
-        what = f"{self.cell!r}, momentum={self.momentum!r}, {x.dtype} on {x.device}"
+        what = f"{self.cell!r}, momentum={spelt(net.momentum)}, {x.dtype} on {x.device}"
         return f"{what}\n{backends.explain(self.backend, net, sizes)}"
 
     def flatten_parameters(self) -> None:
@@ -622,12 +675,12 @@ class RecurrentCell(_Module):
         self.hidden_size = hidden_size
         self.bias = bias
         self.proj_size = 0
-        self.momentum = momentum
         _check_init(init)
         _check_factored(factored, cell, 0)
         self.init = init
         self.factored = factored
         self._add_weights("", input_size, device, dtype)
+        self.momentum = momentum
         self.reset_parameters()
 
     def forward(self, input: Tensor, hx: Any = None) -> Any:
@@ -640,8 +693,8 @@ class RecurrentCell(_Module):
         if not batched:
             input = input.unsqueeze(0)
             state = state._batched()
-        streams = isinstance(hx, State) and self.momentum is not None
-        if hx is not None and self.momentum is not None and not streams:
+        streams = isinstance(hx, State) and net.momentum is not None
+        if hx is not None and net.momentum is not None and not streams:
             warnings.warn(
                 f"{type(self).__name__} was given torch's hx, so its momentum starts at zero; to carry "
                 "it from step to step, begin with initial_state() and pass the State on",

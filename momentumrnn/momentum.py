@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 
 class MomentumState(NamedTuple):
@@ -31,11 +32,20 @@ class MomentumState(NamedTuple):
     k: Tensor
 
 
+# The fields that may be tensors.
+RATES = ("mu", "step")
+
+
 class Momentum(ABC):
     """A causal map over time from `a = W x + b_ih` to the drive of a cell.
 
     A new momentum is a frozen dataclass that writes `decay`; it may set `step`, and `beta` and `eps` if
     it divides by a second moment.
+
+    The fields `mu` and `step` may be floating-point tensors, such as an `nn.Parameter`, so that they can be
+    learned: of shape () or (1,), one for all gate rows, or (n,), n dividing the G gate rows, entry i for
+    the rows from i G/n to (i + 1) G/n: for each gate of an LSTM with n = 4, for each row with n = G. Their
+    values are not checked, since training moves them.
 
     >>> @dataclass(frozen=True)
     ... class Warmup(Momentum):
@@ -48,26 +58,35 @@ class Momentum(ABC):
     tensor([1.0000, 1.4500, 1.9787])
     """
 
-    step: float = 1.0
+    step: float | Tensor = 1.0
     beta: float | None = None
     eps: float = 1e-8
     eps_in_sqrt: bool = True
 
     @abstractmethod
     def decay(self, k: Tensor) -> Tensor | float:
-        """The factor on v before step k. k: a float64 tensor, any shape; returns that shape or a number."""
+        """The factor on v before step k, from 0 on.
+
+        k: float64, (..., 1); returns a number, a tensor of that shape, or one that has, in place of the last
+        axis, n factors for the gate rows: (..., n), or (n,) if all steps have the same. A linear momentum
+        whose factors differ from row to row, and not through `mu`, sets `commutes = False`.
+        """
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         # Backends evaluate these in their own way: an override would be heard by some of them only.
-        fixed = {"update", "moments", "readout", "decays", "__call__"} & set(vars(cls))
+        fixed = {"update", "moments", "readout", "decays", "scaled", "__call__"} & set(vars(cls))
         if fixed:
             raise TypeError(
                 f"{cls.__name__}: a momentum writes decay, got its own {', '.join(sorted(fixed))}"
             )
 
     def __post_init__(self) -> None:
-        _check(self, "step", self.step, lambda s: s > 0, "a positive number")
+        tensors = learned(self)
+        for name, tensor in tensors.items():
+            _check_tensor(self, name, tensor)
+        if "step" not in tensors:
+            _check(self, "step", self.step, lambda s: s > 0, "a positive number")
         if self.beta is not None:
             _check(self, "beta", self.beta, lambda b: 0 <= b < 1, "a number in [0, 1)")
             # The square of a smaller eps is 0 in float32.
@@ -77,8 +96,13 @@ class Momentum(ABC):
 
     @property
     def linear(self) -> bool:
-        """Whether the drive is linear in a, so that it commutes with W."""
+        """Whether the drive is linear in a: it has no second moment."""
         return self.beta is None
+
+    @property
+    def commutes(self) -> bool:
+        """Whether the drive commutes with W: it is linear, and all gate rows have one decay and one step."""
+        return self.linear and all(tensor.numel() == 1 for tensor in learned(self).values())
 
     def start(self, rows: int, width: int, like: Tensor) -> MomentumState:
         """The state before a sequence's first step, on the device of `like`, in float32 at least."""
@@ -90,7 +114,7 @@ class Momentum(ABC):
         """One time step, the definition. a: (B, G)."""
         v, n, k = state
         z = a.to(wide(a.dtype))
-        v = self.decays(k, z) * v + self.step * z
+        v = self.decays(k, z) * v + self.scaled(z)
         if self.beta is not None:
             n = self.beta * n + (1 - self.beta) * z * z
         return narrow(self.readout(v, n), a.dtype), MomentumState(v, n, k + 1)
@@ -108,7 +132,7 @@ class Momentum(ABC):
         """v and n after every step, (T, B, G), in float32 at least."""
         v, n, k = (None, None, None) if state is None else state
         z = a.to(wide(a.dtype))
-        v = scan(self.decays(count(k, len(z), z.device), z), self.step * z, v)
+        v = scan(self.decays(count(k, len(z), z.device), z), self.scaled(z), v)
         if self.beta is None:
             return v, v[..., :0]
         return v, scan(z.new_full((len(z), 1, 1), self.beta), (1 - self.beta) * z * z, n)
@@ -119,42 +143,80 @@ class Momentum(ABC):
             return v
         return v / ((n + self.eps**2).sqrt() if self.eps_in_sqrt else n.sqrt() + self.eps)
 
+    def scaled(self, z: Tensor) -> Tensor:
+        """step z, each column with its own step. z: (..., G)."""
+        if not isinstance(self.step, Tensor):
+            return self.step * z
+        step = self.step.to(z.dtype).reshape(-1)
+        if z.shape[-1] % len(step):
+            expected = f"a tensor whose size divides the {z.shape[-1]} gate rows"
+            raise ValueError(_message(self, "step", self.step, expected))
+        return _spread(step, z.shape[-1]) * z
+
     def decays(self, k: Tensor, like: Tensor) -> Tensor:
-        """`decay` at each k as a factor (..., 1) for rows of `like`. k: any shape."""
+        """`decay` at each k as factors for rows of `like`, (..., G): (..., 1) or (..., G). k: any shape."""
         # A schedule is a ratio of counts: in float64 it is right for every dtype of the layer.
         exact = torch.float32 if k.device.type == "mps" else torch.float64
-        mu = self.decay(k.to(exact))
+        mu = self.decay(k.to(exact).unsqueeze(-1))
         if not isinstance(mu, Tensor):
             _check(self, "what decay(k) returns", mu, lambda m: True, "a number or a tensor like k")
             mu = torch.full((), mu, dtype=exact, device=k.device)
-        if mu.shape not in ((), k.shape) or mu.device != k.device:
+        n, rows = mu.shape[-1] if mu.dim() else 1, like.shape[-1]
+        fits = n == 1 or (not self.commutes and 0 < n <= rows and rows % n == 0)
+        if not fits or mu.shape not in ((), (n,), (*k.shape, n)) or mu.device != k.device:
+            more = "commutes = False" if self.commutes else f"a last axis that divides {rows}"
             raise ValueError(
-                f"{type(self).__name__}.decay returned shape {tuple(mu.shape)} on {mu.device} for k of shape "
-                f"{tuple(k.shape)} on {k.device}; expected the same or a number"
+                f"{type(self).__name__}.decay returned shape {tuple(mu.shape)} on {mu.device} for steps "
+                f"{tuple(k.shape)} on {k.device}; expected a number or shape {(*k.shape, 1)}; a momentum "
+                f"whose gate rows differ has {more}"
             )
-        return mu.to(like.dtype).expand(k.shape).unsqueeze(-1)
+        return _spread(mu.to(like.dtype).expand(*k.shape, n), rows)
+
+    def __repr__(self) -> str:
+        named = getattr(self, "__dataclass_fields__", {}).items()
+        inside = (f"{name}={_shown(getattr(self, name))}" for name, field in named if field.repr)
+        return f"{type(self).__qualname__}({', '.join(inside)})"
 
 
-@dataclass(frozen=True)
+def learned(momentum: Momentum | None) -> dict[str, Tensor]:
+    """Those of the fields `mu` and `step` that are tensors.
+
+    >>> list(learned(HeavyBall(mu=torch.tensor(0.9))))
+    ['mu']
+    """
+    named = getattr(momentum, "__dataclass_fields__", {})
+    values = {name: getattr(momentum, name) for name in RATES if name in named}
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+
+def spelt(momentum: Momentum | None) -> str:
+    """Its repr, on one line even where a user's own class would print all of a tensor."""
+    return Momentum.__repr__(momentum) if momentum is not None and learned(momentum) else repr(momentum)
+
+
+@dataclass(frozen=True, repr=False)
 class HeavyBall(Momentum):
     """`v_t = mu v_{t-1} + step a_t`: the paper's MomentumRNN (eq. 9).
 
     >>> HeavyBall(mu=0.5)(torch.ones(3, 1, 1))[0].flatten()
     tensor([1.0000, 1.5000, 1.7500])
+    >>> HeavyBall(mu=torch.tensor([0.0, 0.5]))(torch.ones(3, 1, 4))[0][-1]
+    tensor([[1.0000, 1.0000, 1.7500, 1.7500]])
     """
 
-    mu: float = 0.6
-    step: float = 1.0
+    mu: float | Tensor = 0.6
+    step: float | Tensor = 1.0
 
     def __post_init__(self) -> None:
-        _check(self, "mu", self.mu, lambda m: 0 <= m <= 1, "a number in [0, 1]")
+        if not isinstance(self.mu, Tensor):
+            _check(self, "mu", self.mu, lambda m: 0 <= m <= 1, "a number in [0, 1]")
         super().__post_init__()
 
-    def decay(self, k: Tensor) -> float:
+    def decay(self, k: Tensor) -> Tensor | float:
         return self.mu
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Nesterov(Momentum):
     """Heavy ball with the schedule `mu_k = k / (k + 3)`: the paper's NAG (section 2.4).
 
@@ -165,13 +227,13 @@ class Nesterov(Momentum):
     tensor([1.0000, 1.2500, 1.5000])
     """
 
-    step: float = 1.0
+    step: float | Tensor = 1.0
 
     def decay(self, k: Tensor) -> Tensor:
         return k / (k + 3)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ScheduledRestart(Momentum):
     """Nesterov's schedule begun anew every `every` steps: the paper's SR, F = every.
 
@@ -180,7 +242,7 @@ class ScheduledRestart(Momentum):
     """
 
     every: int = 40
-    step: float = 1.0
+    step: float | Tensor = 1.0
 
     def __post_init__(self) -> None:
         if isinstance(self.every, bool) or not isinstance(self.every, int):
@@ -194,7 +256,7 @@ class ScheduledRestart(Momentum):
         return j / (j + 3)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Adam(Momentum):
     """Heavy ball divided by the root of a running mean of a²: the paper's AdamRNN (eq. 15).
 
@@ -208,21 +270,22 @@ class Adam(Momentum):
     tensor([ 2.0000, -1.5119])
     """
 
-    mu: float = 0.6
-    step: float = 1.0
+    mu: float | Tensor = 0.6
+    step: float | Tensor = 1.0
     beta: float = 0.999
     eps: float = 1e-8
     eps_in_sqrt: bool = True
 
     def __post_init__(self) -> None:
-        _check(self, "mu", self.mu, lambda m: 0 <= m <= 1, "a number in [0, 1]")
+        if not isinstance(self.mu, Tensor):
+            _check(self, "mu", self.mu, lambda m: 0 <= m <= 1, "a number in [0, 1]")
         super().__post_init__()
 
-    def decay(self, k: Tensor) -> float:
+    def decay(self, k: Tensor) -> Tensor | float:
         return self.mu
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RMSProp(Momentum):
     """Adam with mu = 0: each `step a_t` divided by the root of a running mean of a².
 
@@ -230,7 +293,7 @@ class RMSProp(Momentum):
     tensor([ 1., -1.])
     """
 
-    step: float = 1.0
+    step: float | Tensor = 1.0
     beta: float = 0.9
     eps: float = 1e-8
     eps_in_sqrt: bool = True
@@ -312,8 +375,28 @@ def _evaluate(decay: Tensor, x: Tensor) -> Tensor:
     return both if len(even) == len(odd) else torch.cat([both, even[-1:]])
 
 
+def _spread(x: Tensor, width: int) -> Tensor:
+    """(..., n) -> (..., width): each entry for width / n columns side by side; (..., 1) stays as it is."""
+    n = x.shape[-1]
+    return x if n in (1, width) else x.unsqueeze(-1).expand(*x.shape, width // n).flatten(-2)
+
+
+def _shown(value: object) -> str:
+    if not isinstance(value, Tensor):
+        return repr(value)
+    kind = "Parameter" if isinstance(value, Parameter) else "Tensor"
+    return f"<{kind} {tuple(value.shape)}>"
+
+
 def _message(owner: object, name: str, value: object, expected: str) -> str:
-    return f"{type(owner).__name__}: {name} should be {expected}, got {value!r}"
+    return f"{type(owner).__name__}: {name} should be {expected}, got {_shown(value)}"
+
+
+def _check_tensor(owner: object, name: str, value: Tensor) -> None:
+    if not value.is_floating_point():
+        raise TypeError(f"{_message(owner, name, value, 'a floating-point tensor')} of {value.dtype}")
+    if value.dim() > 1 or value.numel() == 0:
+        raise ValueError(_message(owner, name, value, "a number or a tensor of shape (), (1,) or (n,)"))
 
 
 def _check(owner: object, name: str, value: Any, holds: Callable[[float], bool], expected: str) -> None:

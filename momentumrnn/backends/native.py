@@ -7,7 +7,8 @@ a filtered input, with a further column for each further thing that is driven:
 
 The bias b_ih is the weight of the column g. The momentum v_0 that a state brings differs from row to row of
 the batch, so row i has f_t in column i of a block whose weight is v_0ᵀ.
-Adam and RMSProp square W x + b_ih: their drive lives in gate space.
+Adam and RMSProp square W x + b_ih, and a decay or step that differs between gate rows does not commute with
+W: such drives live in gate space.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from ..cells import GRU, LSTM, Cell, Elman, Weights
-from ..momentum import Momentum, MomentumState, count, narrow, scan, wide
+from ..momentum import Momentum, MomentumState, count, learned, narrow, scan, wide
 from ..packing import lengths, pack, pad, rectangular
 from . import recurrence, reference
 from .stack import Network, Result, exporting, stack, through_u
@@ -48,10 +49,11 @@ def supports(net: Network, sizes: Sequence[int]) -> str:
 
 def about(net: Network, sizes: Sequence[int]) -> str:
     w, m = net.weights[0], net.momentum
-    if m is not None and not m.linear:
+    if m is not None and not m.commutes:
         if w.hr is not None:
             return "the drive of all steps, then a loop"
-        return "the drive and a recurrence in chunks of time, with a backward written by hand"
+        together = "the drive of all steps, then" if m.linear or learned(m) else "the drive and"
+        return f"{together} a recurrence in chunks of time, with a backward written by hand"
     name = "a recurrence with a backward written by hand"
     if _fused(net.cell, w, sizes) or (m is None and _function(net.cell)):
         name = f"torch.{getattr(_function(net.cell), '__name__', '')}"
@@ -80,7 +82,7 @@ def layer(
 ) -> Result:
     """See `stack.Layer`."""
     m = net.momentum
-    if m is not None and not m.linear:
+    if m is not None and not m.commutes:
         return _driven(x, sizes, w, net, m, hidden, moments)
     after = None
     if m is not None:
@@ -119,13 +121,14 @@ def _driven(
     hidden: Sequence[Tensor],
     moments: MomentumState | None,
 ) -> Result:
-    """A layer whose momentum has a second moment."""
-    like = torch.empty(0, dtype=wide(x.dtype), device=x.device)
-    decays = m.decays(count(moments and moments.k, len(sizes), x.device), like)
-    plain = w.hr is None and not net.factored and not decays.requires_grad and not exporting()
+    """A layer whose momentum does not commute with W."""
+    fixed = not m.linear and not learned(m)
     # On a GPU a scan in log T passes over whole tensors beats T steps.
-    if plain and x.device.type == "cpu":
-        return recurrence.layer(x, sizes, w, net, hidden, moments, decays.unbind())
+    if fixed and x.device.type == "cpu" and w.hr is None and not net.factored and not exporting():
+        like = torch.empty(0, len(w.ih), dtype=wide(x.dtype), device=x.device)
+        decays = m.decays(count(moments and moments.k, len(sizes), x.device), like)
+        if not decays.requires_grad:
+            return recurrence.layer(x, sizes, w, net, hidden, moments, decays.unbind())
     a = linear(x, w.ih, w.b_ih)
     v, n = m.moments(pad(a, sizes), moments)
     # Packed first: where n is 0, in the padding too, the printed readout has no gradient.
@@ -154,7 +157,7 @@ def _filter(
         z = torch.cat([z, z.new_ones(*z.shape[:2], 1)], -1)
         weight = torch.cat([weight, w.b_ih.unsqueeze(-1)], -1)
     decay = momentum.decays(count(moments and moments.k, len(z), z.device), z)
-    columns, after = scan(decay, momentum.step * z), None
+    columns, after = scan(decay, momentum.scaled(z)), None
     if moments is not None:
         v_0, fade = moments.v, decay.cumprod(0)
         ends, faded, taken = _at_end(columns, fade, moments.k, sizes)

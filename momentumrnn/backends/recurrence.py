@@ -295,8 +295,8 @@ def steps_of(cell: Cell) -> Steps | None:
 class Spec(NamedTuple):
     """What is to be run, its tensors aside.
 
-    net: without weights; its momentum is None or has a second moment; decays: one for each step, (B, 1) or
-    (1, 1); given: whether the gate inputs come ready-made.
+    net: without weights; its momentum is None or has a second moment and a number for its step; decays: for
+    each step, (B or 1, G or 1), without a gradient; given: whether the gate inputs come ready-made.
     """
 
     net: Network

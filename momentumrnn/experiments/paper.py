@@ -328,10 +328,10 @@ def _gain(config: Config) -> float:
     if isinstance(cell, ExtrapolatedLSTM):
         return -cell.step_size
     if isinstance(momentum, ScheduledRestart):
-        return _tidy(momentum.step * (1 + (momentum.every - 1) / 8))
+        return _tidy(float(momentum.step) * (1 + (momentum.every - 1) / 8))
     if isinstance(momentum, HeavyBall | Adam):
-        return _tidy(momentum.step / (1 - momentum.mu))
-    return 1.0 if momentum is None else momentum.step
+        return _tidy(float(momentum.step) / (1 - float(momentum.mu)))
+    return 1.0 if momentum is None else float(momentum.step)
 
 
 def _plain(config: Config, step: float) -> Config:
@@ -352,7 +352,7 @@ def _same_step(base: Recipe) -> Config | None:
     config = base.config
     if isinstance(config.cell, ExtrapolatedLSTM):
         return replace(config, cell=replace(config.cell, every=1))
-    return _plain(config, config.momentum.step) if config.momentum else None
+    return _plain(config, float(config.momentum.step)) if config.momentum else None
 
 
 def _same_gain(base: Recipe) -> Config | None:
