@@ -128,7 +128,8 @@ class ExtrapolatedLSTM(Cell):
     on h, so it is a cell with more state, `(h, c, y, j)`, (B, H), (B, H), (B, 4H) and (B, 1), and not a
     momentum. For the paper's equations use `LSTM(momentum=ScheduledRestart(...))`.
 
-    every: from 1 to 256, since j is counted in the dtype of the layer.
+    every: from 1 to 256, since j is counted in the dtype of the layer. j is a count, from 0 to every - 1, and
+    has no gradient on every backend.
 
     >>> import torch
     >>> from momentumrnn import Recurrent

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from conftest import MOMENTA, assert_oracle, assert_same, begun, gradients, layer, leaf
+from conftest import MOMENTA, Warmup, assert_oracle, assert_same, begun, call, gradients, layer, leaf
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.autograd import gradcheck, gradgradcheck
@@ -13,11 +13,12 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import momentumrnn as mr
+from momentumrnn import cells
 from momentumrnn.backends import cuda
-from momentumrnn.kernels import nvrtc
+from momentumrnn.kernels import nvrtc, op
 
 F64 = torch.float64
-LINEAR = [name for name, (m, _) in MOMENTA.items() if m is None or m.linear]
+LENGTHS = [3, 5, 1, 5]
 GPU = torch.device("cuda", 7)
 
 
@@ -25,6 +26,13 @@ GPU = torch.device("cuda", 7)
 def tables():
     cuda._tables.clear()
     return cuda._tables
+
+
+@pytest.fixture(autouse=True)
+def tf32():
+    """As torch has it, whatever a test does."""
+    yield
+    torch.backends.cudnn.allow_tf32 = True
 
 
 @pytest.fixture
@@ -55,12 +63,30 @@ class Learned(mr.Momentum):
 
 # Against the oracle and the reference
 
+over_momenta = pytest.mark.parametrize("momentum", MOMENTA)
+STACKS = [{}, {"num_layers": 2, "bidirectional": True}, {"num_layers": 2, "dropout": 0.5}]
+over_stacks = pytest.mark.parametrize("options", STACKS, ids=["one", "both ways", "two"])
 
-@pytest.mark.parametrize("momentum", LINEAR)
+
+def both(net, *args):
+    """Of the backends cuda and reference the results, and the gradients of all that has one."""
+    x, state, lengths = (*args, None, None)[:3]
+    hidden = getattr(state, "hidden", state) or ()
+    moments = (state.v, state.n) if isinstance(state, mr.State) else ()
+    inputs = [t for t in (x, *net.parameters(), *hidden, *moments) if t.requires_grad]
+    results = []
+    for net.backend in ("cuda", "reference"):
+        found = call(net, x, state, lengths)
+        grads = gradients(found, inputs)
+        results.append(
+            (found, [torch.zeros_like(i) if g is None else g for g, i in zip(grads, inputs, strict=True)])
+        )
+    return results
+
+
+@over_momenta
 @pytest.mark.parametrize("bias", [True, False, "hh"])
-@pytest.mark.parametrize(
-    "options", [{}, {"num_layers": 2, "bidirectional": True}, {"num_layers": 2, "dropout": 0.5}]
-)
+@over_stacks
 def test_oracle(served, momentum, bias, options):
     net = fused(momentum, bias=bias, **options).eval()
     assert_oracle(net, leaf(5, 3, 3))
@@ -68,7 +94,17 @@ def test_oracle(served, momentum, bias, options):
         assert_oracle(net, leaf(5, 3, 3), begun(net, [0, 4, 9]))
 
 
-@pytest.mark.parametrize("momentum", LINEAR)
+@over_momenta
+@over_stacks
+def test_packed(served, momentum, options):
+    """Sequences of several lengths; with a State each from a step of its own."""
+    net = fused(momentum, **options).eval()
+    assert_oracle(net, leaf(5, 4, 3), lengths=LENGTHS)
+    if not net.bidirectional:
+        assert_oracle(net, leaf(5, 4, 3), begun(net, [7, 0, 4, 2]), LENGTHS)
+
+
+@over_momenta
 def test_layouts(served, momentum):
     """batch_first, unbatched and equally long packed input, torch's hx: as the reference."""
     x, hx = leaf(2, 5, 3), (leaf(1, 2, 4), leaf(1, 2, 4))
@@ -82,9 +118,10 @@ def test_layouts(served, momentum):
     assert_same(*results)
 
 
-@pytest.mark.parametrize("momentum", LINEAR)
-def test_pieces_are_the_whole(served, momentum):
-    net, x = fused(momentum), leaf(7, 2, 3)
+@over_momenta
+@pytest.mark.parametrize("cell", ["lstm", "extrapolated"])
+def test_pieces_are_the_whole(served, momentum, cell):
+    net, x = layer(cell, momentum, 3, 4, backend="cuda"), leaf(7, 2, 3)
     whole = net(x, net.initial_state(2))
     state, outs = net.initial_state(2), []
     for piece in x.split([1, 4, 2]):
@@ -93,6 +130,117 @@ def test_pieces_are_the_whole(served, momentum):
     assert_same((torch.cat(outs), state), whole)
     assert_same(gradients((torch.cat(outs), state), [x]), gradients(whole, [x]))
     assert_same(net(x)[0], whole[0])
+
+
+@over_momenta
+def test_packed_pieces_are_the_whole(served, momentum):
+    """Rows that end stay where they are, and go on from there."""
+    net, x = fused(momentum), leaf(8, 4, 3)
+    first, state = call(net, x, net.initial_state(4), LENGTHS)
+    assert state.k.tolist() == LENGTHS
+    rest = torch.stack([x[n : n + 3, b] for b, n in enumerate(LENGTHS)], 1)
+    second, after = net(rest, state)
+    for b, n in enumerate(LENGTHS):
+        y, end = net(x[: n + 3, b : b + 1], net.initial_state(1))
+        assert_same((first[:n, b], second[:, b]), (y[:n, 0], y[n:, 0]))
+        assert_same(
+            [t[:, b] for t in (*after.hidden, after.v, after.n)],
+            [t[:, 0] for t in (*end.hidden, end.v, end.n)],
+        )
+
+
+# Extrapolated layers
+
+
+@over_momenta
+@over_stacks
+def test_extrapolated(served, momentum, options):
+    net = layer("extrapolated", momentum, 3, 4, backend="cuda", **options).eval()
+    assert_oracle(net, leaf(5, 4, 3))
+    assert_oracle(net, leaf(5, 4, 3), lengths=LENGTHS)
+
+
+@pytest.mark.parametrize("momentum", ["None", "HeavyBall", "Nesterov", "Adam", "Warmdam"])
+@pytest.mark.parametrize("bias", [True, False, "hh"])
+@pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["even", "packed"])
+def test_extrapolated_states(served, momentum, bias, lengths):
+    """From h, c, z and v in mid-sequence, j and k of each row its own; all come back with their gradients."""
+    net, x = layer("extrapolated", momentum, 3, 4, 2, bias=bias), leaf(5, 4, 3)
+    state = begun(net, [0, 4, 9, 2])
+    j = torch.tensor([0.0, 2.0, 1.0, 2.0], dtype=F64).view(4, 1).expand(2, 4, 1)
+    got, want = both(net, x, state._replace(hidden=(*state.hidden[:3], j)), lengths)
+    assert_same(got, want)
+    ends = [(j + n) % 3 for j, n in zip((0, 2, 1, 2), lengths or [5] * 4, strict=True)]
+    assert got[0][1].hidden[3][0, :, 0].tolist() == ends
+    got, want = both(net, x, (*state.hidden[:3], j), lengths)
+    assert_same(got, want)
+
+
+# Rates that are learned
+
+ENTRIES = {"one": (), "gate": (4,), "channel": (16,)}
+LEARNED = {
+    "HeavyBall": lambda mu, step: mr.HeavyBall(mu, step),
+    "mu": lambda mu, step: mr.HeavyBall(mu, 0.7),
+    "step": lambda mu, step: mr.HeavyBall(0.6, step),
+    "Nesterov": lambda mu, step: mr.Nesterov(step),
+    "ScheduledRestart": lambda mu, step: mr.ScheduledRestart(3, step),
+    "Adam": lambda mu, step: mr.Adam(mu, step, 0.9),
+    "Adam-printed": lambda mu, step: mr.Adam(mu, step, 0.9, 0.1, eps_in_sqrt=False),
+    "RMSProp": lambda mu, step: mr.RMSProp(step, 0.3),
+    "Warmup": lambda mu, step: Warmup(mu, step),
+}
+
+
+def rates(kind, entries):
+    """mu from 0.2 to 0.9 and step from 0.5 to 1.5."""
+    low, high = (torch.rand(ENTRIES[entries], dtype=F64) for _ in range(2))
+    return LEARNED[kind](nn.Parameter(0.2 + 0.7 * low), nn.Parameter(0.5 + high))
+
+
+@pytest.mark.parametrize("kind", LEARNED)
+@pytest.mark.parametrize("entries", ENTRIES)
+@pytest.mark.parametrize("cell", ["lstm", "extrapolated"])
+def test_learned_rates(served, kind, entries, cell):
+    """Even and packed, in a stack and from a State: values, and gradients of the rates too."""
+    net = layer(cell, None, 3, 4, 2)
+    net.momentum = rates(kind, entries)
+    assert {"momentum_mu", "momentum_step"} & dict(net.named_parameters()).keys()
+    state = begun(net, [0, 4, 9, 2])
+    if cell == "extrapolated":
+        state = state._replace(hidden=(*state.hidden[:3], torch.full((2, 4, 1), 2.0, dtype=F64)))
+    for lengths in (None, LENGTHS):
+        for hx in (None, state):
+            got, want = both(net, leaf(5, 4, 3), hx, lengths)
+            assert_same(got, want)
+
+
+@pytest.mark.parametrize("kind", ["HeavyBall", "Nesterov", "Adam"])
+@pytest.mark.parametrize("entries", ENTRIES)
+def test_learned_rates_reach_the_operator(served, kind, entries):
+    """As its inputs, whose gradients come from one backward, and not as a drive from outside."""
+    net, x = fused("None"), leaf(5, 2, 3)
+    net.momentum = rates(kind, entries)
+    with Calls() as calls:
+        net(x)[0].sum().backward()
+    assert [name for name, _ in calls.seen] == ["momentumrnn::lstm", "momentumrnn::lstm_backward"]
+    given = calls.seen[0][1]
+    assert (given.w_ih, given.gain) == (1, 1)
+    assert (given.mu is None) == (kind == "Nesterov")
+
+
+def test_derivatives_of_learned_rates(served):
+    net, x = fused("None", 2, 2), leaf(3, 2, 2)
+    step = nn.Parameter(torch.rand(8, dtype=F64) + 0.5)
+    net.momentum = mr.Adam(nn.Parameter(torch.rand(4, dtype=F64)), step, 0.8, 0.3)
+    names, weights = zip(*net.named_parameters(), strict=True)
+
+    def function(x, *weights):
+        out, final = functional_call(net, dict(zip(names, weights, strict=True)), x)
+        return out, *final
+
+    assert gradcheck(function, (x, *weights))
+    assert gradgradcheck(function, (x, *weights), fast_mode=True)
 
 
 def test_a_learned_decay(served):
@@ -132,29 +280,58 @@ def test_a_final_state_may_be_overwritten(served):
     out.sum().backward()
 
 
+@pytest.mark.parametrize("kind", ["None", "HeavyBall", "Adam"])
+@pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["even", "packed"])
+def test_the_output_may_be_overwritten(served, kind, lengths):
+    """A backward that needs what was there says so, as with torch's layer."""
+    x = leaf(5, 4, 3)
+    given = x if lengths is None else pack_padded_sequence(x, lengths, enforce_sorted=False)
+    out = fused(kind)(given)[0]
+    out = out if lengths is None else out.data
+    out.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
 # torch's transforms and modes
 
 
 class Calls(TorchDispatchMode):
-    """Remembers the arguments of our operators."""
+    """Remembers of the calls of our operators the leading axes of their inputs."""
 
     seen = ()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function.namespace == "momentumrnn":
-            self.seen += ((function.name(), [t if t is None else len(t) for t in args[-10:-3]]),)
+            inputs = op.Inputs(*args[-len(op.Inputs._fields) - 1 : -1])
+            leading = [len(t) if isinstance(t, torch.Tensor) else t for t in inputs]
+            self.seen += ((function.name(), op.Inputs(*leading)),)
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("momentum", ["None", "HeavyBall", "Warmup"])
-def test_many_networks_in_one_call(served, momentum):
+def learned_adam():
+    net = fused("None")
+    net.momentum = rates("Adam", "channel")
+    return net
+
+
+MANY = {name: lambda name=name: fused(name) for name in ("None", "HeavyBall", "Warmup", "Adam", "RMSProp")}
+MANY["learned"] = learned_adam
+MANY["extrapolated"] = lambda: layer("extrapolated", "HeavyBall", 3, 4, backend="cuda")
+
+
+@pytest.mark.parametrize("kind", MANY)
+@pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["even", "packed"])
+def test_many_networks_in_one_call(served, kind, lengths):
     """vmap over stacked parameters is one call of replicas, which share the input, forward and backward."""
-    nets, x = [fused(momentum) for _ in range(3)], leaf(5, 2, 3).detach()
+    nets, x = [MANY[kind]() for _ in range(3)], leaf(5, 4, 3).detach()
     stacked, _ = stack_module_state(nets)
     stacked = {name: p.detach() for name, p in stacked.items()}
+    given = x if lengths is None else pack_padded_sequence(x, lengths, enforce_sorted=False)
 
     def loss(weights):
-        out, (h, c) = functional_call(nets[0], weights, (x,))
+        out, (h, c, *_) = functional_call(nets[0], weights, (given,))
+        out = out if lengths is None else out.data
         return out.square().sum() + h.sum() + c.sin().sum()
 
     with Calls() as calls:
@@ -165,8 +342,35 @@ def test_many_networks_in_one_call(served, momentum):
         assert_same(g, torch.stack([grads[name] for grads, _ in each]))
     assert [name for name, _ in calls.seen] == ["momentumrnn::lstm", "momentumrnn::lstm_backward"]
     # Under torch.func a user's decay may be a variable of it, so its drive comes from outside.
-    x_and_w = [3, None, 3, None] if momentum == "Warmup" else [1, 3, 3, 3]
-    assert calls.seen[0][1] == [*x_and_w, 3, 1, 1]
+    x_and_w = [3, None, 3, None] if kind == "Warmup" else [1, 3, 3, 3]
+    asked = calls.seen[0][1]
+    assert list(asked[:7]) == [*x_and_w, 3, 1, 1]
+    assert (asked.mu, asked.gain) == ((3, 3) if kind == "learned" else (None, None))
+
+
+@over_momenta
+@pytest.mark.parametrize("cell", ["lstm", "extrapolated"])
+def test_many_states(served, momentum, cell):
+    """vmap over States, each at steps of its own, as the reference."""
+    results, x = [], leaf(5, 2, 3)
+    for backend in ("cuda", "reference"):
+        torch.manual_seed(1)
+        net = layer(cell, momentum, 3, 4, backend=backend)
+        states = [begun(net, [0, 4]), begun(net, [3, 7])]
+        states = [
+            s._replace(hidden=(*s.hidden[:2], *(h.detach().abs() % 3 for h in s.hidden[2:]))) for s in states
+        ]
+        several = [torch.stack(parts) for parts in zip(*((*s.hidden, *s[1:]) for s in states), strict=True)]
+
+        def run(*parts, net=net):
+            *hidden, v, n, k = parts
+            out, (hidden, v, n, _) = net(x, mr.State(tuple(hidden), v, n, k))
+            return out, *hidden, v, n
+
+        found = vmap(run)(*several)
+        results.append((found, gradients(found, [x, *net.parameters()])))
+        assert_same([f[1] for f in found], run(*(part[1] for part in several)))
+    assert_same(*results)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +387,7 @@ def test_decays_are_remembered_as_plain_tensors(served, tables, mode):
     assert_oracle(net, leaf(5, 2, 3))
     assert all(type(t) is torch.Tensor and t.device.type == "cpu" for t in tables.values())
     # Kernels know no strides.
-    assert cuda._table(mr.HeavyBall(), x).is_contiguous()
+    assert cuda._table(mr.HeavyBall(), 5, x).is_contiguous()
 
 
 def test_one_table_for_many_lengths(served, tables):
@@ -191,7 +395,7 @@ def test_one_table_for_many_lengths(served, tables):
     torch.func.grad(lambda x: net(x)[0].sum())(torch.randn(7, 2, 3, dtype=F64))
     for steps in (5, 6, 7, 8):
         assert_oracle(net, leaf(steps, 2, 3))
-        assert cuda._table(net.momentum, leaf(steps, 2, 3)).shape == (steps, 1)
+        assert cuda._table(net.momentum, steps, leaf(steps, 2, 3)).shape == (steps, 1)
     ((key, table),) = tables.items()
     assert key[1] == len(table) == 8
     assert_oracle(fused("ScheduledRestart"), leaf(1, 2, 3))
@@ -215,11 +419,16 @@ def test_a_users_decay_is_asked_each_time(served):
 # What torch itself warns of when it compiles, and pytest would turn into errors.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
-@pytest.mark.parametrize("momentum", ["None", "HeavyBall", "ScheduledRestart", "Warmup"])
+@pytest.mark.parametrize(
+    "momentum", ["None", "HeavyBall", "ScheduledRestart", "Adam", "RMSProp", "Warmup", "learned"]
+)
 @pytest.mark.parametrize("streams", [False, True], ids=["hx", "state"])
-def test_compiled_in_one_graph(served, momentum, streams):
+@pytest.mark.parametrize("cell", ["lstm", "extrapolated"])
+def test_compiled_in_one_graph(served, momentum, streams, cell):
     torch.compiler.reset()
-    net, into = layer("lstm", momentum, 3, 4), nn.Linear(3, 3, dtype=F64)
+    net, into = layer(cell, "None" if momentum == "learned" else momentum, 3, 4), nn.Linear(3, 3, dtype=F64)
+    if momentum == "learned":
+        net.momentum = rates("Adam", "gate")
     x, state = leaf(5, 2, 3), net.initial_state(2) if streams else None
 
     def forward(x, state):
@@ -247,13 +456,16 @@ def changed(name, value):
     return net
 
 
+@dataclass(frozen=True)
+class Own(cells.LSTM):
+    """A user's, which may have a step of its own."""
+
+
 X = torch.zeros(5, 2, 3, dtype=F64)
 REFUSED = {
     "cell": (lambda: layer("gru", None, 3, 4), X, "GRU has no fused kernels"),
-    "like LSTM": (lambda: layer("extrapolated", None, 3, 4), X, "ExtrapolatedLSTM has no fused kernels"),
-    "momentum": (lambda: layer("lstm", "Adam", 3, 4), X, "the drive of Adam is not linear"),
+    "like LSTM": (lambda: mr.Recurrent(Own(), 3, 4, dtype=F64), X, "Own has no fused kernels"),
     "projection": (lambda: layer("lstm", None, 3, 4, proj_size=2), X, "no projection, proj_size"),
-    "packed": (lambda: fused(), pack_padded_sequence(X, [5, 3]), "take sequences of one length"),
     "empty": (lambda: fused(), X[:, :0], "the batch is empty"),
     "hidden_size": (
         lambda: fused("None", 1, 257),
@@ -281,7 +493,7 @@ def test_refusals(served, case):
         net(x)
 
 
-@pytest.mark.parametrize(("features", "size", "rows"), [(1, 256, 2097151), (1000, 1, 713212)])
+@pytest.mark.parametrize(("features", "size", "rows"), [(1, 256, 1382796), (1000, 1, 356902)])
 def test_the_largest_that_it_serves(served, features, size, rows):
     net = fused("None", features, size, 2)._asked(X)
     assert cuda.supports(net, [rows]) == ""
@@ -295,13 +507,47 @@ def test_weights_of_another_layer(served, features, size):
         functional_call(fused("None"), weights, (X,))
 
 
-def test_what_it_says(served):
-    runs = "cuda       runs: fused kernels, 16-bit operands, sums in float32"
-    assert line(fused("HeavyBall", 14, 4), X.new_zeros(5, 2, 14)) == runs
-    assert (
-        line(fused("HeavyBall", 15, 4), X.new_zeros(5, 2, 15))
-        == f"{runs}; W x of a wide input by a product of its own"
-    )
+RUNS = "cuda       runs: fused kernels, 16-bit operands, sums in float32"
+FINE = "cuda       runs: fused kernels, operands in two 16-bit parts, sums in float32"
+WIDE = "; W x of a wide input by a product of its own"
+GATES = "; the drive in gate space first"
+
+
+@pytest.mark.parametrize(
+    ("momentum", "bias", "fine", "features", "said"),
+    [
+        (mr.HeavyBall(), True, False, 14, RUNS),
+        (mr.HeavyBall(), True, False, 15, RUNS + WIDE),
+        (mr.HeavyBall(), "hh", False, 15, RUNS),
+        (None, True, False, 15, RUNS),
+        (None, True, False, 16, RUNS + WIDE),
+        (mr.HeavyBall(), True, True, 6, FINE),
+        (mr.HeavyBall(), True, True, 7, FINE + WIDE),
+        (None, True, True, 7, FINE),
+        (mr.Adam(), True, False, 3, RUNS + GATES),
+        (mr.RMSProp(), True, True, 30, FINE + GATES),
+        (mr.HeavyBall(mu=nn.Parameter(torch.tensor(0.5))), True, False, 3, RUNS + GATES),
+        (mr.Nesterov(step=nn.Parameter(torch.ones(16))), True, False, 3, RUNS + GATES),
+    ],
+    ids=str,
+)
+def test_what_it_says(served, momentum, bias, fine, features, said):
+    torch.backends.cudnn.allow_tf32 = not fine
+    net = mr.LSTM(features, 4, momentum=momentum, bias=bias, backend="cuda")
+    assert line(net, torch.zeros(5, 2, features)) == said
+    packed = pack_padded_sequence(torch.zeros(5, 2, features), [5, 2])
+    assert line(net, packed) == said
+    # In other dtypes there is nothing finer to ask for.
+    half = net.half()
+    assert line(half, torch.zeros(5, 2, features).half()).startswith(RUNS)
+
+
+def test_what_it_says_of_other_layers(served):
+    assert line(layer("extrapolated", None, 3, 4), X) == RUNS
+    assert line(layer("extrapolated", "Adam", 3, 4), X) == RUNS + GATES
+    net = fused("None", 3, 8, 2)
+    assert line(net, X) == RUNS
+    assert line(fused("None", 3, 16, 2), X) == RUNS + WIDE  # the second layer's
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # torch's own
@@ -333,9 +579,16 @@ def gpu(monkeypatch):
     cuda._lacking.cache_clear()
 
 
-def test_a_gpu_that_can(gpu):
-    assert cuda._machine(GPU, torch.float32) == ""
-    assert cuda._machine(GPU, torch.bfloat16).startswith("the layer is in torch.bfloat16")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_gpu_that_can(gpu, dtype):
+    assert cuda._machine(GPU, dtype) == ""
+    torch.backends.cudnn.allow_tf32 = False
+    assert cuda._machine(GPU, dtype) == ""
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])
+def test_dtypes_without_kernels(gpu, dtype):
+    assert cuda._machine(GPU, dtype) == f"the layer is in {dtype}, and its kernels in torch.float32"
 
 
 @pytest.mark.parametrize(
@@ -344,7 +597,6 @@ def test_a_gpu_that_can(gpu):
         (torch.cuda, "get_device_capability", lambda device: (8, 9), "Some GPU is no NVIDIA GPU"),
         (torch.version, "cuda", None, "Some GPU is no NVIDIA GPU"),
         (nvrtc, "missing", lambda: "NVRTC was not found", "NVRTC was not found"),
-        (torch, "is_autocast_enabled", lambda kind: kind == "cuda", "autocast is on"),
     ],
 )
 def test_a_gpu_that_cannot(gpu, monkeypatch, owner, name, value, reason):
@@ -352,20 +604,127 @@ def test_a_gpu_that_cannot(gpu, monkeypatch, owner, name, value, reason):
     assert cuda._machine(GPU, torch.float32).startswith(reason)
 
 
+# float32 that is finer, and 16 bits
+
+
+class Seen(TorchDispatchMode):
+    """Remembers the inputs of our operators, and whether autocast was on."""
+
+    inputs, casts = (), ()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.momentumrnn.lstm.default:
+            self.inputs += (op.Inputs(*args[:-1]),)
+            self.casts += (torch.is_autocast_enabled("cuda"),)
+        return function(*args, **(kwargs or {}))
+
+
+def asked(net, x, state=None):
+    """The inputs of the operator, of each layer."""
+    with Seen() as seen:
+        net(x, state)
+    assert not any(seen.casts)
+    return seen.inputs
+
+
 @pytest.mark.parametrize(
     ("old", "new", "allowed"),
     [(False, None, False), (True, "ieee", False), (False, "tf32", True), (True, None, True)],
 )
-def test_tf32_by_both_of_torchs_ways(gpu, old, new, allowed):
+def test_tf32_by_both_of_torchs_ways(served, old, new, allowed):
+    """Where it is off, products of float32 are fine; a layer of another dtype has none."""
     cudnn = torch.backends.cudnn
-    try:
-        cudnn.allow_tf32 = old
-        if new is not None:
-            cudnn.rnn.fp32_precision = new
-        off = "torch.backends.cudnn.allow_tf32 is off, and its products have 16-bit operands"
-        assert cuda._machine(GPU, torch.float32) == ("" if allowed else off)
-    finally:
-        cudnn.allow_tf32 = True
+    cudnn.allow_tf32 = old
+    if new is not None:
+        cudnn.rnn.fp32_precision = new
+    for momentum in (None, mr.HeavyBall(), mr.Adam()):
+        net = mr.LSTM(3, 4, 2, momentum=momentum, backend="cuda")
+        assert [i.fine for i in asked(net, torch.zeros(5, 2, 3))] == [not allowed] * 2
+        assert not any(i.fine for i in asked(net.half(), torch.zeros(5, 2, 3).half()))
+
+
+@pytest.fixture
+def autocast():
+    """What torch.autocast sets on a GPU; on a CPU alone it warns instead."""
+    before = torch.get_autocast_dtype("cuda")
+
+    def turn_on(dtype):
+        torch.set_autocast_enabled("cuda", True)
+        torch.set_autocast_dtype("cuda", dtype)
+
+    yield turn_on
+    torch.set_autocast_enabled("cuda", False)
+    torch.set_autocast_dtype("cuda", before)
+
+
+SIXTEEN = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+ignore_no_gpu = pytest.mark.filterwarnings("ignore:User provided device_type of .cuda.:UserWarning")
+
+
+@ignore_no_gpu
+@SIXTEEN
+@pytest.mark.parametrize("cell", ["lstm", "extrapolated"])
+@pytest.mark.parametrize("momentum", ["None", "HeavyBall", "Adam"])
+def test_autocast(served, autocast, dtype, cell, momentum):
+    """In float32 within; halves come out, as of torch's layer in either dtype, but moments in float32."""
+    torch.backends.cudnn.allow_tf32 = False
+    net = layer(cell, momentum, 3, 4, dtype=torch.float32, backend="cuda")
+    x, state = leaf(5, 2, 3, dtype=torch.float32), net.initial_state(2)
+    want = net(x), net(x, state)
+    autocast(dtype)
+    got = net(x), net(x, state)
+    assert torch.is_autocast_enabled("cuda")
+    for out, final in got:
+        assert {t.dtype for t in (out, *getattr(final, "hidden", final))} == {torch.float16}
+    assert got[1][1].v.dtype == got[1][1].n.dtype == torch.float32
+    assert_same(got, want, torch.bfloat16)
+    assert torch.equal(got[0][0], want[0][0].half())
+    given = [x, *net.parameters()]
+    found = gradients(got, given)
+    assert {g.dtype for g in found} == {torch.float32}
+    assert_same(found, gradients(want, given), torch.bfloat16)
+    assert [i.fine for i in asked(net, x)] == [False]
+    assert "16-bit operands" in line(net, x)
+
+
+@ignore_no_gpu
+@SIXTEEN
+def test_autocast_of_narrow_inputs(served, autocast, dtype):
+    """As they come from a layer before this one."""
+    net = mr.LSTM(3, 4, 2, momentum=mr.HeavyBall(), bidirectional=True)
+    x, hidden = torch.randn(10, 3), [torch.randn(4, 2, 4) for _ in range(2)]
+    asked_for = net._asked(x.view(5, 2, 3))
+    autocast(dtype)
+    y, final, _ = cuda.run(asked_for, x.to(dtype), [2] * 5, [h.to(dtype) for h in hidden], None)
+    assert {t.dtype for t in (y, *final)} == {torch.float16}
+    torch.set_autocast_enabled("cuda", False)
+    want, ends, _ = cuda.run(asked_for, x, [2] * 5, hidden, None)
+    assert_same((y, final), (want, ends), torch.bfloat16)
+
+
+@SIXTEEN
+@pytest.mark.parametrize("cell", ["lstm", "extrapolated"])
+@pytest.mark.parametrize("momentum", ["None", "HeavyBall", "Adam"])
+def test_parameters_of_16_bits(served, dtype, cell, momentum):
+    """In float32 from the first to the last step, and rounded once; gradients in the parameters' dtype."""
+    net = layer(cell, momentum, 3, 4, dtype=dtype, backend="cuda")
+    twin = layer(cell, momentum, 3, 4, dtype=torch.float32, backend="cuda")
+    twin.load_state_dict(net.state_dict())
+    x = leaf(5, 2, 3, dtype=dtype)
+    wide = x.detach().float().requires_grad_()
+    for lengths in (None, [5, 3]):
+        state, begin = net.initial_state(2), twin.initial_state(2)
+        got = call(net, x, lengths=lengths), call(net, x, state, lengths)
+        want = call(twin, wide, lengths=lengths), call(twin, wide, begin, lengths)
+        assert torch.equal(got[0][0], want[0][0].to(dtype))
+        assert torch.equal(got[1][0], want[1][0].to(dtype))
+        assert {t.dtype for t in (*got[0][1], *got[1][1].hidden)} == {dtype}
+        assert torch.equal(got[1][1].v, want[1][1].v)
+        assert torch.equal(got[1][1].n, want[1][1].n)
+        given = [x, *net.parameters()]
+        found = gradients(got, given)
+        assert {g.dtype for g in found} == {dtype}
+        assert_same(found, gradients(want, [wide, *twin.parameters()]), torch.bfloat16)
 
 
 def test_a_compiler_that_does_not_know_the_gpu(gpu, monkeypatch):

@@ -247,8 +247,8 @@ def test_the_limit_of_shared_memory_is_raised_once(driver):
     kernel = nvrtc.Kernel("add", 0, 11, 22)
     for shared in (0, 1000, 100_000, 100_000, 90_000):
         kernel((1, 1, 1), 32, [], shared)
-    (call,) = [call for call in driver.calls if call[0] == "cuFuncSetAttribute"]
-    assert call[2:] == (8, 100_000)
+    calls = [call[2:] for call in driver.calls if call[0] == "cuFuncSetAttribute"]
+    assert calls == [(9, 100), (8, 100_000)]
 
 
 @pytest.mark.parametrize("fail", ["cuCtxPushCurrent_v2", "cuLaunchKernel", "cuFuncSetAttribute"])
@@ -261,6 +261,38 @@ def test_errors_of_the_driver(driver, fail):
     # What was pushed is popped.
     pushed = 0 if fail == "cuCtxPushCurrent_v2" else driver.names().count("cuCtxPushCurrent_v2")
     assert driver.names().count("cuCtxPopCurrent_v2") == pushed
+
+
+@pytest.mark.parametrize("refused", [0, 1, 2])
+def test_a_cubin_that_the_driver_refuses(driver, compiled, cache, monkeypatch, refused):
+    """A foreign file with a right checksum: compiled anew, and put in its place; not for ever."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    nvrtc._module.cache_clear()
+    loads = []
+
+    def load(module, code):
+        loads.append(code)
+        return 209 if len(loads) <= refused else 0
+
+    driver.cuModuleLoadData = load
+    right = nvrtc.cubin("a", "sm_90", {}, 0)
+    (file,) = cache.iterdir()
+    nvrtc._write(file, b"foreign")
+    if refused > 1:
+        with pytest.raises(RuntimeError, match="error 209"):
+            nvrtc._module("a", (), 0)
+    else:
+        nvrtc._module("a", (), 0)
+    assert loads == [b"foreign", right][: max(1, refused + 1)]
+    assert nvrtc._read(file) == (right if refused else b"foreign")
+    nvrtc._module.cache_clear()
+
+
+def test_another_driver_does_not_share(compiled):
+    nvrtc.cubin("a", "sm_90", {}, 13000)
+    nvrtc.cubin("a", "sm_90", {}, 13010)
+    assert len(compiled) == 2
 
 
 def test_threads_load_once(driver, monkeypatch):

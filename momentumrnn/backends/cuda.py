@@ -1,18 +1,31 @@
-"""LSTM layers on the fused kernels of `kernels`: on recent NVIDIA GPUs, in float32 with 16-bit operands."""
+"""LSTM layers on the fused kernels of `kernels`: on recent NVIDIA GPUs, in float32 or 16 bits."""
 
 import functools
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.functional import linear
 
-from ..cells import LSTM, Weights
+from ..cells import LSTM, ExtrapolatedLSTM, Weights
 from ..kernels import fused, nvrtc, op
-from ..momentum import HeavyBall, Momentum, MomentumState, Nesterov, ScheduledRestart
-from ..packing import pad, rectangular
+from ..kernels.inputs import Inputs
+from ..momentum import (
+    Adam,
+    HeavyBall,
+    Momentum,
+    MomentumState,
+    Nesterov,
+    RMSProp,
+    ScheduledRestart,
+    count,
+    learned,
+    wide,
+)
+from ..packing import lengths, pack, pad, rectangular
 from .stack import Network, Result, exporting, stack
 
 # Those whose decays depend on nothing but their fields and k; a user's may read what it likes.
@@ -21,15 +34,11 @@ _tables: dict[tuple[Momentum, int, torch.device, torch.dtype], Tensor] = {}
 
 
 def supports(net: Network, sizes: Sequence[int]) -> str:
-    w, m = net.weights[0], net.momentum
-    if type(net.cell) is not LSTM:
+    w = net.weights[0]
+    if type(net.cell) not in (LSTM, ExtrapolatedLSTM):
         return f"{type(net.cell).__name__} has no fused kernels"
-    if m is not None and not m.linear:
-        return f"the drive of {type(m).__name__} is not linear"
     if w.hr is not None:
         return "its kernels have no projection, proj_size"
-    if not rectangular(sizes):
-        return "its kernels take sequences of one length, not yet packed ones of several"
     size, dtype, device = w.hh.shape[1], w.ih.dtype, w.ih.device
     if size > fused.WIDEST:
         return f"hidden_size is {size}, and its kernels hold {fused.WIDEST} at most"
@@ -44,7 +53,7 @@ def supports(net: Network, sizes: Sequence[int]) -> str:
     rows = len(sizes) * sizes[0]
     if rows == 0:
         return "the batch is empty"
-    if max(rows, gates) * max(gates, 3 * widest + 11) >= 1 << 31:
+    if max(rows, gates) * max(gates, 6 * widest + 17) >= 1 << 31:
         return "the input is too large for indices of 32 bits"
     if forward_ad._current_level >= 0:
         return "its operator has no derivatives in forward mode"
@@ -54,10 +63,17 @@ def supports(net: Network, sizes: Sequence[int]) -> str:
 
 
 def about(net: Network, sizes: Sequence[int]) -> str:
-    more = net.momentum is not None
-    wide = any(not fused.further(w.ih.shape[1] + (more and w.b_ih is not None)) for w in net.weights)
-    apart = "; W x of a wide input by a product of its own" if wide else ""
-    return f"fused kernels, 16-bit operands, sums in float32{apart}"
+    m, fine = net.momentum, _fine(net.weights[0].ih.dtype)
+    products = "operands in two 16-bit parts" if fine else "16-bit operands"
+    more = m is not None
+    if m is not None and not (m.commutes and not learned(m)):
+        way = "; the drive in gate space first"
+    else:
+        wide = any(
+            not fused.further(w.ih.shape[1] + (more and w.b_ih is not None), fine) for w in net.weights
+        )
+        way = "; W x of a wide input by a product of its own" if wide else ""
+    return f"fused kernels, {products}, sums in float32{way}"
 
 
 def run(
@@ -70,7 +86,7 @@ def run(
     if len(net.weights) > 1 or moments is not None:
         return stack(layer, net, x, sizes, hidden, moments)
     # One layer's state has the operator's axis of replicas already.
-    return _layer(x, sizes, net.weights[0], net.momentum, hidden, None)
+    return _layer(x, sizes, net.weights[0], net, hidden, None)
 
 
 def layer(
@@ -82,7 +98,7 @@ def layer(
     moments: MomentumState | None,
 ) -> Result:
     """See `stack.Layer`."""
-    y, final, after = _layer(x, sizes, w, net.momentum, [h.unsqueeze(0) for h in hidden], moments)
+    y, final, after = _layer(x, sizes, w, net, [h.unsqueeze(0) for h in hidden], moments)
     return y, tuple(h.squeeze(0) for h in final), after
 
 
@@ -90,59 +106,164 @@ def _layer(
     x: Tensor,
     sizes: Sequence[int],
     w: Weights,
-    m: Momentum | None,
+    net: Network,
     hidden: Sequence[Tensor],
     moments: MomentumState | None,
 ) -> Result:
     """`layer`, its hidden state having a leading axis of 1."""
-    x = pad(x, sizes)
     columns, size = w.ih.shape[1], w.hh.shape[1]
-    if x.shape[2] != columns or hidden[0].shape[2] != size:
-        expected = f"weights should be for {x.shape[2]} features and {hidden[0].shape[2]} hidden units"
+    if x.shape[1] != columns or hidden[0].shape[2] != size:
+        expected = f"weights should be for {x.shape[1]} features and {hidden[0].shape[2]} hidden units"
         raise RuntimeError(f"{expected}, got some for {columns} and {size}")
-    decay = None if m is None or moments is not None else _constants(m, x)
-    if m is None or decay is not None:
-        step = 1.0 if m is None else float(m.step)
-        return *_recur(x, w.ih, w.b_ih, w, hidden, decay, step), None
-    # It goes on, or is learned: then the drive comes first, and is what the kernels have for an input.
-    v, _ = m.moments(linear(x, w.ih, w.b_ih), moments)
-    after = moments and MomentumState(v[-1], moments.n, moments.k + len(v))
-    return *_recur(v, None, None, w, hidden), after
+    fine = _fine(x.dtype)
+    if not torch.is_autocast_enabled("cuda"):
+        return _evaluate(x, sizes, w, net, hidden, moments, x.dtype, fine)
+    # Torch's own layer on a GPU returns halves, whatever the dtype of autocast.
+    with torch.autocast("cuda", enabled=False):
+        return _evaluate(x, sizes, w, net, hidden, moments, torch.float16, fine)
 
 
-def _recur(
+def _evaluate(
     x: Tensor,
-    w_ih: Tensor | None,
-    b_ih: Tensor | None,
+    sizes: Sequence[int],
     w: Weights,
+    net: Network,
     hidden: Sequence[Tensor],
-    decay: Tensor | None = None,
-    step: float = 1.0,
-) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """The operator on one replica. All shapes were checked: not again, as op.lstm would."""
-    tensors = (None if t is None else t.unsqueeze(0) for t in (x, w_ih, w.hh, b_ih, w.b_hh))
-    y, h, c, _, _ = op._lstm(*tensors, *hidden, decay, step, False)
-    return y.flatten(0, 2), (h, c)
+    moments: MomentumState | None,
+    dtype: torch.dtype,
+    fine: bool,
+) -> Result:
+    """`_layer` in float32 at least, whatever comes; y and hidden in dtype."""
+    m, base = net.momentum, wide(w.hh.dtype)
+    w = Weights(*(None if p is None else p.to(base) for p in w))  # type: ignore[arg-type]
+    x, hidden = x.to(base), [h.to(base) for h in hidden]
+    even = rectangular(sizes)
+    options: dict[str, Any] = {"fine": fine, "sizes": () if even else list(sizes)}
+    sign = 1.0
+    if isinstance(net.cell, ExtrapolatedLSTM):
+        sign = -float(net.cell.step_size)
+        options |= {"z0": hidden[2], "j0": hidden[3].detach().squeeze(-1), "every": net.cell.every}
+    x = x.view(len(sizes), sizes[0], x.shape[1]) if even else x
+    w_ih, b_ih = w.ih, w.b_ih
+    by_torch = None
+    if m is None and sign != 1:
+        w_ih, b_ih = sign * w.ih, None if b_ih is None else sign * b_ih
+    elif m is not None:
+        found = _momentum(m, x, sizes, w, moments, sign)
+        if found is None:
+            *by_torch, x = _by_torch(m, x, sizes, w, moments, sign)
+            w_ih = b_ih = None  # type: ignore[assignment]
+        else:
+            options |= found
+    tensors: Any = (None if t is None else t.unsqueeze(0) for t in (x, w_ih, w.hh, b_ih, w.b_hh))
+    inputs = Inputs(*tensors, *hidden[:2], **options)
+    # All shapes were checked: not again, as op.lstm would.
+    y, h, c, z, *ends = op._lstm(*inputs, False)[: op.OUTPUTS]
+    after = None
+    if moments is not None:
+        if by_torch is None:
+            by_torch = [ends[0][0] / sign, ends[1][0] if len(ends[1]) else moments.n]
+        v, n = by_torch
+        after = MomentumState(v, n, moments.k + lengths(sizes, x.device))
+    final: tuple[Tensor, ...] = (h, c)
+    if len(hidden) > 2:
+        j = (hidden[3] + lengths(sizes, x.device).unsqueeze(-1)) % options["every"]
+        final = h, c, z, j
+    y = y.flatten(0, 2) if even else y.flatten(0, 1)
+    return y.to(dtype), tuple(t.to(dtype) for t in final), after
 
 
-def _constants(m: Momentum, x: Tensor) -> Tensor | None:
-    """The decay of each step, (T, 1), unless a gradient or vmap's axis may hang on it."""
-    if type(m) in _KNOWN:
-        return _table(m, x)
-    if torch._C._are_functorch_transforms_active():
+def _momentum(
+    m: Momentum,
+    x: Tensor,
+    sizes: Sequence[int],
+    w: Weights,
+    moments: MomentumState | None,
+    sign: float,
+) -> dict[str, Any] | None:
+    """The momentum as inputs of the operator, unless its decays must be followed by autograd or vmap.
+
+    sign: a factor on the drive, which goes to v, the state's too, and not to n.
+    """
+    tensors, gates = learned(m), w.hh.shape[0]
+    # For each gate row, (1, 4H).
+    of_rows = {
+        name: t.to(x.dtype).reshape(-1).repeat_interleave(gates // t.numel()).unsqueeze(0)
+        for name, t in tensors.items()
+    }
+    rates: dict[str, Any] = {}
+    if "step" in of_rows:
+        rates["gain"] = sign * of_rows["step"]
+    else:
+        rates["step"] = sign * float(m.step)
+    if "mu" in of_rows and type(m).decay in _CONSTANT:
+        rates["mu"] = of_rows["mu"]
+    else:
+        decay = _constants(m, len(sizes), x, w.hh[:, 0], moments)
+        if decay is None:
+            return None
+        rates["decay"] = decay
+    if m.beta is not None:
+        rates |= {"beta": float(m.beta), "eps": float(m.eps), "eps_in_sqrt": m.eps_in_sqrt}
+    if moments is not None:
+        rates["v0"] = sign * moments.v.unsqueeze(0)
+        rates["n0"] = moments.n.unsqueeze(0) if m.beta is not None else None
+    return rates
+
+
+def _by_torch(
+    m: Momentum, x: Tensor, sizes: Sequence[int], w: Weights, moments: MomentumState | None, sign: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The last moments and the drive in plain PyTorch."""
+    a = linear(x, w.ih, w.b_ih)
+    even = rectangular(sizes)
+    v, n = m.moments(a if even else pad(a, sizes), moments)
+    end = lengths(sizes, x.device) - 1, torch.arange(sizes[0], device=x.device)
+    last = v[end], n[end]
+    if not even:
+        v, n = pack(v, sizes), pack(n, sizes)
+    return *last, sign * m.readout(v, n)
+
+
+# The decays that are a momentum's mu itself.
+_CONSTANT = HeavyBall.decay, Adam.decay
+
+
+def _constants(
+    m: Momentum, steps: int, x: Tensor, like: Tensor, moments: MomentumState | None
+) -> Tensor | None:
+    """The decay of each step, (T, 1) or (T, B), unless a gradient or vmap's axis may hang on it."""
+    if type(m) in _KNOWN and moments is None and not learned(m):
+        return _table(m, steps, x)
+    if torch._C._are_functorch_transforms_active() and type(m) not in (*_KNOWN, Adam, RMSProp):
         return None
-    decay = _decays(m, len(x), x.device, x.dtype)
-    return None if decay.requires_grad else decay
+    k = count(moments and moments.k, steps, x.device)
+    decay = m.decays(k, like)
+    if decay.requires_grad or decay.shape[-1] != 1:
+        return None
+    if torch._C._are_functorch_transforms_active() and _batched(decay):
+        return None
+    return decay.squeeze(-1).contiguous()
+
+
+def _batched(t: Tensor) -> bool:
+    """Whether vmap runs over it."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(t):
+        if functorch.is_batchedtensor(t):
+            return True
+        t = functorch.get_unwrapped(t)
+    return False
 
 
 def _decays(m: Momentum, steps: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    like = torch.empty(0, dtype=dtype, device=device)
+    like = torch.empty(1, dtype=dtype, device=device)
     return m.decays(torch.arange(steps, device=device), like).contiguous()
 
 
-def _table(m: Momentum, x: Tensor) -> Tensor:
+def _table(m: Momentum, steps: int, x: Tensor) -> Tensor:
     """The decays of a known momentum, from a table. Tables are never dropped: CUDA graphs may read them."""
-    steps, device, dtype = len(x), x.device, x.dtype
+    device, dtype = x.device, x.dtype
     if torch.compiler.is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() > 0:
         return _decays(m, steps, device, dtype)
     length = 1 << (steps - 1).bit_length()
@@ -161,18 +282,23 @@ def _machine(device: torch.device, dtype: torch.dtype) -> str:
     """Why kernels can't run on this device in this dtype, as torch is set now."""
     if device.type != "cuda":
         return f"the layer is on {device}, not on a CUDA GPU"
-    if dtype != torch.float32:
+    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"the layer is in {dtype}, and its kernels in torch.float32"
-    if torch.is_autocast_enabled("cuda"):
-        return "autocast is on, which its kernels don't follow yet"
-    # What torch.backends.cudnn.allow_tf32 and torch.backends.cudnn.rnn.fp32_precision come to for layers.
-    if torch._C._get_fp32_precision_getter("cuda", "rnn") != "tf32":
-        return "torch.backends.cudnn.allow_tf32 is off, and its products have 16-bit operands"
     return _lacking(device)
 
 
 # So that torch.compile asks once, and does not look inside.
 _machine._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _fine(dtype: torch.dtype) -> bool:
+    """Whether torch wants float32 of recurrent layers to be that, and not TF32."""
+    # What torch.backends.cudnn.allow_tf32 and torch.backends.cudnn.rnn.fp32_precision come to for layers.
+    wanted = torch._C._get_fp32_precision_getter("cuda", "rnn")
+    return dtype == torch.float32 and wanted != "tf32" and not torch.is_autocast_enabled("cuda")
+
+
+_fine._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.cache

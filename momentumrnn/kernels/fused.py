@@ -5,21 +5,30 @@ The kernels are in the .cu files beside this one; docs/kernels.md tells how they
 
 import functools
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from . import nvrtc
+from .inputs import Inputs
 
 WIDEST = 256  # hidden units
 TILE = 8  # rows of a cluster, and units of a warp
 WARPS = 4  # of a CTA
 FURTHER = 3  # slices of 16 columns, at most, by which the input rides on the product with U
+NARROW = 15  # features, at most, that `drive_backward` projects itself
+SPACING = 8  # steps from one set of kept moments to the next
+MANY = 24_000  # units of all rows, from which on a thread of `drive_backward` has two channels
 INPUTS = 144  # bytes of shared memory of a thread of the backward pass, for inputs on their way
 # Bytes of the gates' gradients that are in memory at a time, as long as that takes at most so many chunks.
 CHUNK, CHUNKS = 72 << 20, 8
+# Rows that one product adds up, if fine: tensor cores cut sums off, always towards 0.
+GROUP = 1024
+LOW = 1 / 2048  # the weight of low parts
 
 
 def ctas(hidden_size: int) -> int:
@@ -27,242 +36,441 @@ def ctas(hidden_size: int) -> int:
     return -(-hidden_size // (TILE * WARPS))
 
 
-def kept(replicas: int, steps: int, rows: int, hidden_size: int) -> tuple[int, int]:
-    """Lengths of the buffers, of int32, that the forward pass leaves: gates and cells."""
-    threads = replicas * -(-rows // TILE) * -(-hidden_size // TILE) * 32
-    return 4 * steps * threads, (steps + 1) * threads
+def kept(inputs: Inputs) -> tuple[int, int, int]:
+    """Lengths of the buffers, of 32 bits, that the forward pass leaves: gates, cells and moments."""
+    size = _sizes(inputs)
+    threads = size.R * -(-size.H // TILE) * 32 * (2 if inputs.fine else 1)
+    moments = size.R * -(-size.T // SPACING) * size.B * 4 * size.H * (1 if inputs.beta is None else 2)
+    tiles = -(-size.B // TILE)
+    cells = (size.total + tiles) * threads
+    return 4 * size.total * threads, cells, moments if inputs.in_gate_space else 0
 
 
-def further(features: int) -> int:
-    """Slices of columns of so many input features, 3 a feature and 2 of ones; 0 if those are too many."""
-    slices = -(-(3 * features + 2) // 16)
+def further(features: int, fine: bool = False) -> int:
+    """Slices of the columns of so many input features and of ones; 0 if those are too many."""
+    slices = -(-_width(features, fine) // 16)
     return slices if slices <= FURTHER else 0
 
 
+def _width(features: int, fine: bool) -> int:
+    """Columns of so many features and of ones, see `Columns` in around.cu."""
+    return 6 * features + 3 if fine else 3 * features + 2
+
+
 class Sizes(NamedTuple):
-    """Of a call: replicas, steps, rows, units, input features without and with the filtered 1."""
+    """Of a call: replicas, steps, rows of the first step and of all, units, input features without and with
+    the filtered 1, steps of all tiles."""
 
     R: int
     T: int
     B: int
+    N: int
     H: int
     D: int
     F: int
+    total: int
 
 
-def forward(
-    x: Tensor,
-    w_ih: Tensor | None,
-    w_hh: Tensor,
-    b_ih: Tensor | None,
-    b_hh: Tensor | None,
-    h0: Tensor,
-    c0: Tensor,
-    decay: Tensor | None,
-    step: float,
-    keep: bool,
-) -> tuple[Tensor, ...]:
+class Rows(NamedTuple):
+    """Of packed rows: where a step's begin (T + 1), the steps of a row (B), of all tiles before one."""
+
+    begins: Tensor | None = None
+    lengths: Tensor | None = None
+    starts: Tensor | None = None
+
+
+def forward(inputs: Inputs, keep: bool) -> tuple[Tensor, ...]:
     """See `op`; all in float32."""
-    inputs = [x, w_ih, w_hh, b_ih, b_hh, h0, c0]
-    x, w_ih, w_hh, b_ih, b_hh, h0, c0 = map(_dense, inputs)  # type: ignore[assignment]
-    decay = _dense(decay)
-    size = _sizes(x, w_ih, w_hh, b_ih, b_hh, h0, c0, decay)
-    R, T, B, H, D, F = size
-    run = _Launcher(x)
+    i = _prepared(inputs)
+    size, fine, driven = _sizes(i), i.fine, i.in_gate_space
+    R, T, B, N, H, D, F, total = size
+    run = _Launcher(i)
+    gates, cells, moments = (run.new(length if keep else 0) for length in kept(i))
+    z, v, n = (i.x.new_empty(0 if t is None else (R, B, 4 * H)) for t in (i.z0, i.v0, i.n0))
     drive = extra = None
-    slices = further(F) if w_ih is not None else 0
-    if w_ih is None:
-        drive = x.view(len(x), T, B, 4, H).mT.contiguous()
+    # What comes to a momentum in gate space is W x + b_ih alone.
+    bias = i.b_hh if driven or i.w_ih is None else None
+    given = i._replace(b_hh=None, decay=None, step=1.0) if driven else i
+    slices = further(F, fine) if i.w_ih is not None else 0
+    if i.w_ih is None:
+        drive = i.x.view(len(i.x), N, 4, H).mT.contiguous()
     elif slices:
-        extra = _spread(run, x, size, decay, step, slices)
+        extra = _spread(run, given, size, slices)
     else:
-        drive = _projected(run, x, w_ih, b_ih, b_hh, size, decay, step)
-    n = ctas(H)
-    weights = [w_hh, w_ih, b_ih, b_hh]
+        drive = _projected(run, given, size)
+    C = ctas(H)
+    weights = [given.w_hh, given.w_ih, given.b_ih, given.b_hh]
     each = [_each(t, R) for t in weights]
     replicas = R if any(each) else 1
-    packed = run.new(replicas * n * WARPS * (2 * n + slices) * 64 * 4)
-    run("pack_forward", len(packed) // replicas // 4, replicas, *weights, packed, n, slices, H, D,
-        decay is not None, *each)  # fmt: skip
-    y = x.new_empty(R, T, B, H)
-    h, c = x.new_empty(R, B, H), x.new_empty(R, B, H)
-    gates, cells = (run.new(length if keep else 0) for length in kept(R, T, B, H))
-    bias = b_hh if w_ih is None else None
-    h0, c0 = _alike(h0, c0)
-    _ready(x.device.index, n, slices)
-    kernel = _kernel("lstm_forward", x.device.index, CTAS=n, EXTRA=slices, KEEP=keep)
-    grid = n * -(-B // TILE), R, 1
-    shared = int(replicas > 1), _each(x if drive is None else drive, R), _each(bias, R), _each(h0, R)
-    kernel(grid, 32 * WARPS,
-           [packed, extra, drive, bias, h0, c0, y, h, c, gates, cells, T, B, H, *shared])  # fmt: skip
-    return y, h, c, gates, cells
+    threads = C * WARPS * (2 * C + slices) * 64
+    packed = run.new(replicas * threads * 4)
+    low = run.new(replicas * C * WARPS * 2 * C * 64 * 4) if fine else None
+    sizes = C, slices, H, D, given.decay is not None, driven
+    run("pack_forward", threads, replicas, *weights, packed, low, *sizes, *each)
+    y = i.x.new_empty(R, *inputs.x.shape[1:-1], H)  # no view, so that it may be written to
+    h, c = i.x.new_empty(R, B, H), i.x.new_empty(R, B, H)
+    h0, c0 = _alike(i.h0, i.c0)
+    v0, n0 = i.v0, i.n0
+    if v0 is not None and n0 is not None:
+        v0, n0 = _alike(v0, n0)
+    kind = _kind(i)
+    passed = (False, True) if D <= NARROW else (True,)
+    drives = tuple(tuple(_drive_kind(i, size, p).items()) for p in passed) if driven else ()
+    _ready(i.x.device.index, C, slices, tuple(_moment(i).items()), drives, **kind)
+    kernel = _kernel("lstm_forward", i.x.device.index, CTAS=C, EXTRA=slices, KEEP=keep, **_moment(i), **kind)
+    momentum = [i.decay, i.mu, i.gain, v0, n0, *(t if len(t) else None for t in (v, n)), moments]
+    own = i.x if drive is None else drive, bias, h0, i.z0, i.j0, i.mu, i.gain, v0
+    kernel(
+        (C * -(-B // TILE), R, 1), 32 * WARPS,
+        [packed, low, extra, drive, bias, h0, c0, i.z0, i.j0, y, h, c, z, *momentum, gates, cells, *run.rows,
+         T, B, H, N, total, i.every, _decays(i), int(replicas > 1), *(_each(t, R) for t in own),
+         *_numbers(i)],
+        8192 * C if fine else 0,
+    )  # fmt: skip
+    return y, h, c, z, v, n, gates, cells, moments
 
 
 def backward(
-    dy: Tensor | None,
-    dh: Tensor | None,
-    dc: Tensor | None,
-    y: Tensor,
-    gates: Tensor,
-    cells: Tensor,
-    x: Tensor,
-    w_ih: Tensor | None,
-    w_hh: Tensor,
-    b_ih: Tensor | None,
-    b_hh: Tensor | None,
-    h0: Tensor,
-    c0: Tensor,
-    decay: Tensor | None,
-    step: float,
-    needs: Sequence[bool],
+    grads: Sequence[Tensor | None], saved: Sequence[Tensor], inputs: Inputs, needs: Sequence[bool]
 ) -> tuple[Tensor, ...]:
     """See `op`. Time in chunks: of each the gradients of its gates, then what they give to the weights."""
-    inputs = [x, w_ih, w_hh, b_ih, b_hh, h0, c0]
-    x, w_ih, w_hh, b_ih, b_hh, h0, c0 = map(_dense, inputs)  # type: ignore[assignment]
-    dy, dh, dc, decay = map(_dense, (dy, dh, dc, decay))
-    y, gates, cells = y.contiguous(), gates.contiguous(), cells.contiguous()  # hooks may have moved them
-    size = _sizes(x, w_ih, w_hh, b_ih, b_hh, h0, c0, decay)
-    R, T, B, H, D, F = size
-    n, run, each_x = ctas(H), _Launcher(x), _each(x, R)
-    to_x, to_weights = needs[0], any(needs[1:5])
+    i = _prepared(inputs)
+    dy, dh, dc, d_z, dv, dn = map(_dense, (None if g is None or g.numel() == 0 else g for g in grads))
+    y, gates, cells, moments = (t.contiguous() for t in saved)  # hooks may have moved them
+    size, fine, extrapolated, driven = _sizes(i), i.fine, i.z0 is not None, i.in_gate_space
+    R, T, B, N, H, D, _, total = size
+    F = 0 if driven else size.F  # features of the product for the weights
+    C, run, each_x = ctas(H), _Launcher(i), _each(i.x, R)
+    to_x, to_weights = needs[0], any(needs[2:5:2] if driven else needs[1:5])
 
-    packed = run.new(len(w_hh) * n * WARPS * -(-n // 2) * 8 * 32 * 4)
-    run("pack_backward", len(packed) // len(w_hh) // 4, len(w_hh), w_hh, packed, n, H)
-    length = _chunk(size)
-    begins = range((T - 1) // length * length, -1, -length)
-    scale_tops = torch.zeros(len(begins), R, dtype=torch.int32, device=x.device)
-    v = x_tops = x  # of a drive that was given neither is read
-    if to_weights and w_ih is not None:
-        v, x_tops = _filtered(run, x, size, decay, step)
-    columns = -(-(H + F + 1) // 8) * 8
-    woven, power = _woven(run, w_ih, size) if to_x and w_ih is not None else (None, None)
-    dx = x.new_empty(R, *x.shape[1:]) if to_x else x
+    tiles, replicas = -(-C // 2), len(i.w_hh)
+    threads = C * WARPS * tiles * 8 * 32
+    packed, low = run.new(replicas * threads * 4), run.new(replicas * threads * 4) if fine else None
+    run("pack_backward", threads, replicas, i.w_hh, packed, low, C, H)
+    length = _chunk(size, driven, fine)
+    firsts = range((T - 1) // length * length, -1, -length)
+    begins = [0, *accumulate(i.sizes)] if i.sizes else range(0, N + 1, B)
+    room = max(begins[min(t + length, T)] - begins[t] for t in firsts)
+    room = -(-room // GROUP) * GROUP if fine else room
+    scale_tops = torch.zeros(len(firsts), R, dtype=torch.int32, device=i.x.device)
+    v = x_tops = i.x  # of a drive that was given neither is read
+    if to_weights and i.w_ih is not None and not driven:
+        v, x_tops = _filtered(run, i, size)
+    columns = _padded(H + F + 1)
+    woven, power = (
+        _woven(run, i.w_ih, size, fine) if to_x and i.w_ih is not None and not driven else (None, None)
+    )
+    dx = i.x.new_empty(R, N, i.x.shape[2]) if to_x else i.x
+    behind = _Behind(run, i, size, moments, (dv, dn), needs, room) if driven else None
     products, dxs, scales = [], [], []
-    # All chunks use the same memory, the first one, which is the last in time, maybe not all of it.
-    all_dz = torch.empty(R * length * B * 4 * H, dtype=torch.float16, device=x.device)
-    all_right = torch.empty(R * length * B * columns * to_weights, dtype=torch.float16, device=x.device)
-    kernel = _kernel("lstm_backward", x.device.index, CTAS=n)
-    for i, first in enumerate(begins):
-        steps = min(length, T - first)
-        rows = steps * B
-        dz = all_dz[: R * rows * 4 * H].view(R, rows, 4 * H)
-        scale = x.new_empty(R, rows)
-        before = x.new_empty(R, B, H), x.new_empty(R, B, H)
-        kernel((n * -(-B // TILE), R, 1), 32 * WARPS,
-               [packed, gates, cells, dy, dh, dc, dz, scale, scale_tops[i], *before,
-                T, first, first + steps, B, H, _each(w_hh, R)], INPUTS * 32 * WARPS)  # fmt: skip
-        dh, dc = before
-        if to_weights:
-            right = all_right[: R * rows * columns].view(R, rows, columns)
-            run("operand", rows * columns // 8, R, y, h0, v, scale, scale_tops[i], x_tops, right,
-                first, rows, T, B, H, F, columns, _each(h0, R), each_x)  # fmt: skip
-            products.append(_product(dz.mT, right))
-        if to_x and w_ih is None:
-            run("unweave", rows * H, R, dz, scale, dx, first, rows, T, B, H)
+    # All chunks use the same memory. If fine, what a chunk does not fill should be zeros, see `_grouped`: the
+    # first one has the fewest rows.
+    halves = functools.partial(torch.zeros if fine else torch.empty, dtype=torch.float16, device=i.x.device)
+    dz, dz_low = halves(R, room, 4 * H), halves(R, room, 4 * H) if fine else None
+    right = halves(R, room, columns * (1 + fine)) if to_weights else None
+    kernel = _kernel("lstm_backward", i.x.device.index, CTAS=C, **_kind(i))
+    for k, first in enumerate(firsts):
+        last = min(first + length, T)
+        before, rows = begins[first], begins[last] - begins[first]
+        scale = i.x.new_empty(R, room)
+        back = [
+            i.x.new_empty(R, B, H),
+            i.x.new_empty(R, B, H),
+            i.x.new_empty(R, B, 4 * H) if extrapolated else None,
+        ]
+        kernel(
+            (C * -(-B // TILE), R, 1), 32 * WARPS,
+            [packed, low, gates, cells, dy, dh, dc, d_z, i.j0, dz, dz_low, scale, scale_tops[k], *back,
+             *run.rows, T, first, last, B, H, N, total, room, i.every, _each(i.w_hh, R), _each(i.j0, R)],
+            INPUTS * 32 * WARPS + (16384 * tiles if fine else 0),
+        )  # fmt: skip
+        dh, dc, d_z = back
+        if right is not None:
+            run("operand", rows * columns // 8, R, y, i.h0, v, scale, scale_tops[k], x_tops, right,
+                run.rows.begins, before, rows, room, T, B, N, H, F, columns, fine, _each(i.h0, R),
+                each_x)  # fmt: skip
+            products.append(_over_rows(dz, dz_low, right, rows, columns))
+        if behind is not None:
+            behind.add(dz, dz_low, scale, first, last, before, rows, dx if to_x else None)
+        elif to_x and i.w_ih is None:
+            run("unweave", rows * H, R, dz, dz_low, scale, dx, before, rows, room, N, H)
         elif woven is not None:
-            dxs.append(_product(dz, woven))
-            scales.append(scale)
+            dxs.append(_by_columns(dz[:, :rows], None if dz_low is None else dz_low[:, :rows], woven, D))
+            scales.append(scale[:, :rows])
 
     found: list[Tensor | None] = [None] * 5
     if to_weights:
         shapes = (4 * H, D), (4 * H, H), (4 * H,), (4 * H,)
-        found[1:] = [x.new_empty(R, *s) if need else None for s, need in zip(shapes, needs[1:5], strict=True)]
+        made = [need and not (driven and n % 2 == 0) for n, need in enumerate(needs[1:5])]
+        found[1:] = [i.x.new_empty(R, *s) if m else None for s, m in zip(shapes, made, strict=True)]
         _, dw_ih, dw_hh, db_ih, db_hh = found
         parts = products[0] if len(products) == 1 else torch.stack(products)
         run("finish", 4 * H * (H + F + 1), R, parts, scale_tops, x_tops, dw_hh, dw_ih, db_ih, db_hh,
-            len(products), R, H, D, F, columns, each_x)  # fmt: skip
+            len(products), R, H, 0 if driven else D, F, columns, each_x)  # fmt: skip
     if power is not None:
         parts, factors = (p[0] if len(p) == 1 else torch.cat(p[::-1], 1) for p in (dxs, scales))
-        run.filter(parts, decay, size._replace(F=D), step, v=dx, factors=factors * power, backwards=True)
-    found[0] = dx if to_x else None
-    both = [*found, dh if needs[5] else None, dc if needs[6] else None]
+        run.filter(parts, i.decay, size._replace(F=D), i.step, v=dx, factors=factors * power, backwards=True)
+    found[0] = dx.view(R, *inputs.x.shape[1:]) if to_x else None
+    more: Sequence[Tensor | None] = (None,) * 4
+    if behind is not None:
+        found[1], found[3], *more = behind.found()
+    every = [*found, dh, dc, d_z, *more]
     return tuple(
-        x.new_empty(0) if d is None or t is None else d.sum(0, keepdim=True) if len(t) < R else d
-        for t, d in zip(inputs, both, strict=True)
+        i.x.new_empty(0)
+        if d is None or t is None or not need
+        else d.sum(0, keepdim=True)
+        if len(t) < R
+        else d
+        for t, d, need in zip(i.tensors, every, needs, strict=True)
     )
 
 
-def _sizes(x: Tensor, w_ih: Tensor | None, w_hh: Tensor, b_ih: Tensor | None, *rest: Tensor | None) -> Sizes:
-    *others, decay = rest
-    given = [t for t in (x, w_ih, w_hh, b_ih, *others) if t is not None]
-    for t in given:
-        if t.device != x.device or (t.is_cuda and t.dtype != torch.float32):
-            raise TypeError(f"expected float32 on {x.device}, got {t.dtype} on {t.device}")
-    R = max(t.shape[0] for t in given)
-    if R > 65535:
-        raise ValueError(f"expected at most 65535 replicas, got {R}")
-    D = 0 if w_ih is None else x.shape[3]
-    return Sizes(R, x.shape[1], x.shape[2], w_hh.shape[2], D, D + (decay is not None and b_ih is not None))
+class _Behind:
+    """The backward of a momentum in gate space, chunk by chunk: what dz gives to x, W, b_ih and itself."""
+
+    def __init__(
+        self,
+        run: "_Launcher",
+        i: Inputs,
+        size: Sizes,
+        moments: Tensor,
+        last: tuple[Tensor | None, Tensor | None],
+        needs: Sequence[bool],
+        room: int,
+    ) -> None:
+        R, _, B, N, H, D, _, _ = self.size = size
+        self.run, self.i, self.moments, self.room = run, i, moments, room
+        self.features = D if D <= NARROW else 0
+        self.parts = 3 if i.fine else 2
+        self.carried = [i.x.new_zeros(R, B, 4 * H) if d is None else d.clone() for d in last]
+        self.sums = i.x.new_zeros(R, B, H, 4, self.features + 3)
+        self.source, self.left, self.right = i.x, None, None
+        self.dw: list[Tensor] = []
+        width = -(-_width(D, i.fine) // 8) * 8
+        if needs[0] or not self.features:
+            self.right = _split_weights(run, i.w_ih, None, None, size, False, width, i.fine)
+        if not self.features:
+            self.left = i.x.new_empty(len(i.x), N, width, dtype=torch.bfloat16)
+            run.filter(i.x, None, size, 1.0, packed=self.left, width=width)
+            self.source = _projected(run, i._replace(b_hh=None, decay=None, step=1.0), size)
+
+    def add(
+        self, dz: Tensor, dz_low: Tensor | None, scale: Tensor, first: int, last: int, before: int, rows: int,
+        dx: Tensor | None,
+    ) -> None:  # fmt: skip
+        R, T, B, N, H, D, _, _ = self.size
+        i, run, room, fine = self.i, self.run, self.room, self.i.fine
+        needed = dx is not None or self.left is not None
+        # Rows beyond those of this chunk are zeros, for products over whole groups.
+        new = torch.zeros if fine else torch.empty
+        da = new(self.parts, R, room, 4 * H, dtype=torch.bfloat16, device=i.x.device) if needed else None
+        kind = _drive_kind(i, self.size, da is not None)
+        kernel = _kernel("drive_backward", i.x.device.index, **kind)
+        dv, dn = self.carried
+        # a that was projected has its bias in it.
+        weights = [i.w_ih, i.b_ih] if self.features else [None, None]
+        own = (_each(t, R) for t in (self.source, i.w_ih, i.b_ih, i.mu, i.gain))
+        kernel(
+            (-(-B * 4 * H // kind["CHANNELS"] // 128), R, 1), 128,
+            [self.source, *weights, i.decay, i.mu, i.gain, self.moments, *run.rows[:2], dz, dz_low, scale,
+             dv, dn if i.beta is not None else None, self.sums, da, first, last, room,
+             T, B, H, N, _decays(i), *own, *_numbers(i)],
+        )  # fmt: skip
+        if da is None:
+            return
+        each, of_x, of_w = (6, (0, 2, 4), (0, 1, 3)) if fine else (3, (0, 1), (0, 2))
+        if self.left is not None:
+            left = self.left[:, before : before + rows].expand(R, -1, -1)
+            if fine:
+                left = torch.nn.functional.pad(left, (0, 0, 0, room - rows))
+            found = [_grouped(d, left) if fine else _product(d[:, :rows].mT, left) for d in da]
+            self.dw.append(_parts(found, each, of_x, D))
+        if dx is not None:
+            assert self.right is not None
+            found = [_product(d[:, :rows], self.right.expand(R, -1, -1)) for d in da]
+            dx[:, before : before + rows] = _parts(found, each, of_w, D)
+
+    def found(self) -> tuple[Tensor | None, ...]:
+        """The gradients of w_ih, b_ih, mu, gain, v0 and n0."""
+        R, _, _, _, H, D, _, _ = self.size
+        sums = self.sums.sum(1).transpose(1, 2).reshape(R, 4 * H, -1)
+        if self.left is None:
+            dw = sums[..., : self.features].contiguous()
+        else:
+            woven = self.dw[0] if len(self.dw) == 1 else torch.stack(self.dw).sum(0)
+            dw = woven.view(R, H, 4, D).transpose(1, 2).reshape(R, 4 * H, D)
+        db, dmu, dgain = (sums[..., self.features + n].contiguous() for n in range(3))
+        return dw, db, dmu, dgain, *self.carried
 
 
-def _chunk(size: Sizes) -> int:
+def _moment(i: Inputs) -> dict[str, int]:
+    """Which momentum in gate space, as the kernels number them, 0 for none; whether it has a table."""
+    number = 0 if not i.in_gate_space else 1 if i.beta is None else 2 if i.eps_in_sqrt else 3
+    return {"MOMENT": number, "TABLE": i.decay is not None and number > 0}
+
+
+def _kind(i: Inputs) -> dict[str, int]:
+    return {"FINE": i.fine, "PACKED": bool(i.sizes), "EXTRAPOLATED": i.z0 is not None}
+
+
+def _drive_kind(i: Inputs, size: Sizes, passed: bool) -> dict[str, int]:
+    return {
+        "FEATURES": size.D if size.D <= NARROW else 0,
+        **_moment(i),
+        "PACKED": bool(i.sizes),
+        "LEARNED": i.mu is not None or i.gain is not None,
+        "PASSED": passed,
+        "FINE": i.fine,
+        "CHANNELS": 2 if size.R * size.B * size.H >= MANY else 1,
+    }
+
+
+def _decays(i: Inputs) -> int:
+    return 1 if i.decay is None else i.decay.shape[1]
+
+
+def _numbers(i: Inputs) -> list[float]:
+    """Of a momentum in gate space."""
+    beta = i.beta or 0.0
+    return [i.step, beta, 1 - beta, i.eps]
+
+
+def _sizes(i: Inputs) -> Sizes:
+    if i.sizes:
+        T, B, N = len(i.sizes), i.sizes[0], sum(i.sizes)
+        total = sum(-(-rows // TILE) for rows in i.sizes)
+    else:
+        B = i.h0.shape[1]
+        T = i.x.shape[1] if i.x.dim() == 4 else i.x.shape[1] // B  # before and after `_prepared`
+        N, total = T * B, T * -(-B // TILE)
+    D = 0 if i.w_ih is None else i.x.shape[-1]
+    filtered = i.decay is not None and i.b_ih is not None and not i.in_gate_space
+    return Sizes(i.replicas, T, B, N, i.w_hh.shape[2], D, D + int(filtered), total)
+
+
+def _prepared(i: Inputs) -> Inputs:
+    """The inputs, checked, dense, and x as (R, N, D)."""
+    tensors = *i.tensors, i.j0, i.decay
+    for t in tensors:
+        if t is not None and (t.device != i.x.device or (t.is_cuda and t.dtype != torch.float32)):
+            raise TypeError(f"expected float32 on {i.x.device}, got {t.dtype} on {t.device}")
+    if i.replicas > 65535:
+        raise ValueError(f"expected at most 65535 replicas, got {i.replicas}")
+    dense = Inputs(*map(_dense, tensors), *i[len(tensors) :])  # type: ignore[arg-type]
+    return dense if i.sizes else dense._replace(x=dense.x.flatten(1, 2))
+
+
+def _chunk(size: Sizes, driven: bool, fine: bool) -> int:
     """Steps of which the gates' gradients are in memory at a time."""
-    total = size.R * size.T * size.B * size.H * 8
-    return -(-size.T // min(CHUNKS, -(-total // CHUNK)))
+    total = size.R * size.N * size.H * (16 if fine else 8)
+    length = -(-size.T // min(CHUNKS, -(-total // CHUNK)))
+    return -(-length // SPACING) * SPACING if driven else length
 
 
-def _filtered(
-    run: "_Launcher", x: Tensor, size: Sizes, decay: Tensor | None, step: float
-) -> tuple[Tensor, Tensor]:
+def _padded(columns: int) -> int:
+    """For which cuBLAS is quickest, docs/kernels.md has the figures."""
+    multiple = 32 if columns <= 288 else 96
+    return -(-columns // multiple) * multiple
+
+
+def _filtered(run: "_Launcher", i: Inputs, size: Sizes) -> tuple[Tensor, Tensor]:
     """The momentum's drive of x, and the largest entry of each feature."""
-    _, T, B, _, _, F = size
-    v = x if decay is None else x.new_empty(len(x), T, B, F)
-    tops = torch.zeros(len(x), F, dtype=torch.int32, device=x.device)
-    run.filter(x, decay, size, step, v=None if v is x else v, largest=tops)
+    v = i.x if i.decay is None else i.x.new_empty(len(i.x), size.N, size.F)
+    tops = torch.zeros(len(i.x), size.F, dtype=torch.int32, device=i.x.device)
+    run.filter(i.x, i.decay, size, i.step, v=None if v is i.x else v, largest=tops)
     return v, tops
 
 
-def _spread(
-    run: "_Launcher", x: Tensor, size: Sizes, decay: Tensor | None, step: float, slices: int
-) -> Tensor:
+def _spread(run: "_Launcher", i: Inputs, size: Sizes, slices: int) -> Tensor:
     """The drive of a narrow input as further columns of the product with U."""
-    _, T, B, _, _, F = size
-    v = x
-    if decay is not None:
-        v = x.new_empty(len(x), T, B, F)
-        run.filter(x, decay, size, step, v=v)
-    tiles = -(-B // TILE)
-    extra = run.new(len(x) * T * tiles * slices * 64)
-    run("spread", T * tiles * TILE * slices, len(x), v, extra, T, B, F, slices)
+    _, T, B, N, _, _, F, total = size
+    v = i.x
+    if i.decay is not None:
+        v = i.x.new_empty(len(i.x), N, F)
+        run.filter(i.x, i.decay, size, i.step, v=v)
+    extra = run.new(len(i.x) * total * slices * 64)
+    threads = T * -(-B // TILE) * TILE * slices
+    run("spread", threads, len(i.x), v, extra, *run.rows, T, B, N, total, F, slices, i.fine)
     return extra
 
 
-def _projected(
-    run: "_Launcher",
-    x: Tensor,
-    w_ih: Tensor,
-    b_ih: Tensor | None,
-    b_hh: Tensor | None,
-    size: Sizes,
-    decay: Tensor | None,
-    step: float,
-) -> Tensor:
-    """The drive of a wide input with all biases, (R, T, B, H, 4), by a product of its own."""
-    R, T, B, H, D, F = size
-    width = -(-(3 * F + 2) // 8) * 8
-    left = torch.empty(len(x), T * B, width, dtype=torch.bfloat16, device=x.device)
-    if decay is None:
-        run("split_input", T * B * width // 2, len(x), x, left, T * B, F, width)
-    else:
-        run.filter(x, decay, size, step, packed=left, width=width)
-    weights = [w_ih, b_ih, b_hh]
-    each = [_each(t, R) for t in weights]
-    replicas = R if any(each) else 1
-    right = torch.empty(replicas, 4 * H, width, dtype=torch.bfloat16, device=x.device)
-    driven = decay is not None
-    run("split_weights", 4 * H * width // 2, replicas, *weights, right, H, D, driven, width, *each)
+def _projected(run: "_Launcher", i: Inputs, size: Sizes) -> Tensor:
+    """The drive of a wide input with all biases, (R, N, H, 4), by a product of its own."""
+    N, F = size.N, size.F
+    assert i.w_ih is not None
+    width = -(-_width(F, i.fine) // 8) * 8
+    left = torch.empty(len(i.x), N, width, dtype=torch.bfloat16, device=i.x.device)
+    run.filter(i.x, i.decay, size, i.step, packed=left, width=width)
+    right = _split_weights(run, i.w_ih, i.b_ih, i.b_hh, size, i.decay is not None, width, i.fine)
     return _product(*_broadcast(left, right.mT))
 
 
-def _woven(run: "_Launcher", w_ih: Tensor, size: Sizes) -> tuple[Tensor, Tensor]:
+def _split_weights(
+    run: "_Launcher",
+    w_ih: Tensor | None,
+    b_ih: Tensor | None,
+    b_hh: Tensor | None,
+    size: Sizes,
+    driven: bool,
+    width: int,
+    fine: bool,
+) -> Tensor:
+    """W and biases in bfloat16 columns, (R or 1, 4 H woven, width)."""
+    weights = [w_ih, b_ih, b_hh]
+    each = [_each(t, size.R) for t in weights]
+    replicas = size.R if any(each) else 1
+    right = torch.empty(replicas, 4 * size.H, width, dtype=torch.bfloat16, device=run.device)
+    sizes = size.H, size.D, driven, width, fine
+    run("split_weights", 4 * size.H * width // 2, replicas, *weights, right, *sizes, *each)
+    return right
+
+
+def _woven(run: "_Launcher", w_ih: Tensor, size: Sizes, fine: bool) -> tuple[Tensor, Tensor]:
     """W in halves for dz W, over a power of two, and that power, (R, 1); columns are padded in memory."""
-    R, _, _, H, D, _ = size
-    columns = -(-D // 8) * 8
-    woven = torch.empty(len(w_ih), 4 * H, columns, dtype=torch.float16, device=w_ih.device)
+    columns = -(-size.D // 8) * 8
+    shape = len(w_ih), 4 * size.H, columns * (1 + fine)
+    woven = torch.empty(shape, dtype=torch.float16, device=w_ih.device)
     largest = torch.linalg.vector_norm(w_ih, float("inf"), (1, 2))
     power = torch.empty_like(largest)
-    run("weave", 4 * H * columns, len(w_ih), w_ih, largest, woven, power, H, D, columns)
-    return woven[..., :D].expand(R, -1, -1), power.view(-1, 1)
+    run("weave", 4 * size.H * columns, len(w_ih), w_ih, largest, woven, power, size.H, size.D, columns, fine)
+    return woven.expand(size.R, -1, -1), power.view(-1, 1)
+
+
+def _over_rows(dz: Tensor, dz_low: Tensor | None, right: Tensor, rows: int, columns: int) -> Tensor:
+    """dzᵀ right in float32; with low parts, beside the high ones in `right`, from three products."""
+    if dz_low is None:
+        return _product(dz[:, :rows].mT, right[:, :rows])
+    both, other = _grouped(dz, right), _grouped(dz_low, right[..., :columns])
+    return torch.add(both[..., :columns], both[..., columns:] + other, alpha=LOW)
+
+
+def _by_columns(dz: Tensor, dz_low: Tensor | None, woven: Tensor, features: int) -> Tensor:
+    """dz W in float32; with low parts, beside the high ones in `woven`, from three products."""
+    if dz_low is None:
+        return _product(dz, woven[..., :features])
+    half = woven.shape[2] // 2
+    both, other = _product(dz, woven), _product(dz_low, woven[..., :features])
+    return torch.add(both[..., :features], both[..., half : half + features] + other, alpha=LOW)
+
+
+def _grouped(a: Tensor, b: Tensor) -> Tensor:
+    """aᵀ b over all rows, (R, room, ...), group by group."""
+    groups = a.shape[1] // GROUP
+    if groups == 1:
+        return _product(a.mT, b)
+    a, b = (t.reshape(-1, GROUP, t.shape[2]) for t in (a, b))
+    product = _product(a.mT, b)
+    return product.view(-1, groups, *product.shape[1:]).sum(1)
+
+
+def _parts(products: Sequence[Tensor], each: int, columns: Sequence[int], features: int) -> Tensor:
+    """Of products of parts by columns in parts those that count, added up."""
+    found = [
+        product[..., column::each][..., :features]
+        for p, product in enumerate(products)
+        for column in columns[: len(columns) - p]
+    ]
+    return functools.reduce(torch.add, found[::-1])
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
@@ -298,10 +506,11 @@ def _each(t: Tensor | None, R: int) -> int:
 
 
 class _Launcher:
-    """Launches the kernels of around.cu on the device of a tensor."""
+    """Launches the kernels of around.cu on the device of a tensor, for the rows of a call."""
 
-    def __init__(self, like: Tensor) -> None:
-        self.device = like.device
+    def __init__(self, i: Inputs) -> None:
+        self.device, self.fine = i.x.device, i.fine
+        self.rows = _rows(i.sizes, self.device) if i.sizes else Rows()
 
     def new(self, length: int) -> Tensor:
         return torch.empty(length, dtype=torch.int32, device=self.device)
@@ -324,12 +533,24 @@ class _Launcher:
         backwards: bool = False,
         width: int = 0,
     ) -> None:
-        _, T, B, _, D, F = size
+        _, T, B, N, _, D, F, _ = size
         columns = 8 if B * F <= 2048 else 32
         decays = 1 if decay is None else decay.shape[1]
-        sizes = T, B, D, F, decays, backwards, columns, width
+        sizes = T, B, N, D, F, decays, backwards, columns, width, self.fine
         grid = -(-B * F // columns), len(x), 1
-        _kernel("filter", self.device.index)(grid, 512, [x, decay, factors, v, packed, largest, *sizes, step])
+        args = [x, decay, factors, v, packed, largest, *self.rows[:2], *sizes, step]
+        _kernel("filter", self.device.index)(grid, 512, args)
+
+
+def _rows(sizes: Sequence[int], device: torch.device) -> Rows:
+    """Packed rows as the kernels know them."""
+    falling = np.asarray(sizes)
+    begins = np.concatenate([[0], falling.cumsum()])
+    lengths = np.searchsorted(-falling, -np.arange(falling[0]), side="left")
+    of_tiles = lengths[::TILE]
+    starts = of_tiles.cumsum() - of_tiles
+    table = torch.from_numpy(np.concatenate([begins, lengths, starts]).astype(np.int32)).to(device)
+    return Rows(*torch.split_with_sizes(table, [len(begins), len(lengths), len(starts)]))
 
 
 def check(device: int) -> None:
@@ -337,12 +558,19 @@ def check(device: int) -> None:
     _kernel("filter", device)
 
 
+Defines = tuple[tuple[str, int], ...]
+
+
 @functools.cache
-def _ready(device: int, n: int, slices: int) -> None:
+def _ready(
+    device: int, n: int, slices: int, moment: Defines, drives: tuple[Defines, ...], **kind: int
+) -> None:
     """Loads all kernels of a layer, before each is needed: while a CUDA graph is captured none can be."""
     for keep in (False, True):
-        _kernel("lstm_forward", device, CTAS=n, EXTRA=slices, KEEP=keep)
-    _kernel("lstm_backward", device, CTAS=n)
+        _kernel("lstm_forward", device, CTAS=n, EXTRA=slices, KEEP=keep, **dict(moment), **kind)
+    _kernel("lstm_backward", device, CTAS=n, **kind)
+    for drive in drives:
+        _kernel("drive_backward", device, **dict(drive))
 
 
 @functools.cache
@@ -354,5 +582,5 @@ def source(name: str) -> str:
 
 @functools.cache
 def _kernel(name: str, device: int, **defines: int) -> nvrtc.Kernel:
-    file = name if name.startswith("lstm") else "around"
+    file = name if name.startswith("lstm") else "drive" if name.startswith("drive") else "around"
     return nvrtc.load(source(file), name, tuple(sorted(defines.items())), device)

@@ -17,23 +17,31 @@
 // largest of all. That leaves room for gradients to grow by 2^15 within five steps, and full precision down to 2^-14
 // of the largest. Should dz outgrow a half all the same, it is inf and not wrong.
 //
-// Compiled for CTAS = 1 to 8. For the weights' gradients `dz` and `scales` are enough: see `operand`.
+// FINE, PACKED, EXTRAPOLATED: as in the forward pass. FINE: gates and c are kept in float32, and dz is two halves, high +
+// low / 2048, as Uᵀ is. PACKED: a row has no gradient until its own last step comes, where the given dh and dc join; what
+// never comes in these steps is handed on. EXTRAPOLATED: of the gates' gradients dg, dz has (1 + mu) dg, and the step before -mu dg.
+//
+// Compiled for CTAS = 1 to 8; FINE, PACKED, EXTRAPOLATED = 0 or 1. For the weights' gradients `dz` and `scales` are enough: see `operand`.
 
 constexpr int WARPS = 4;                 // of a CTA
 constexpr int THREADS = 32 * WARPS;
 constexpr int UNITS = 8 * WARPS;         // of a CTA
 constexpr int TILES = (CTAS + 1) / 2;    // of 16 rows: 8 units of two CTAs each
 constexpr int SLICES = UNITS / 4;        // of 16 of a CTA's gates
-constexpr int CHAINS = TILES == 1 ? 4 : 2;  // of products of a tile that don't wait for each other
+constexpr int CHAINS = TILES == 1 ? 4 : FINE ? 1 : 2;  // of products of a tile that don't wait for each other
 constexpr int ROW = 4 * UNITS + 8;             // of dz in shared memory, in halves
-constexpr u32 GATHERED = 8 * ROW * 2;    // bytes of one buffer of dz
+constexpr int PARTS = FINE + 1;           // of a number
+constexpr u32 GATHERED = 8 * ROW * 2;    // bytes of a part of dz
+constexpr u32 BUFFER = PARTS * GATHERED;
+constexpr u32 LOW_BYTES = FINE * WARPS * TILES * SLICES * 512;  // of Uᵀ_low
+constexpr float LOW = 2048.f;            // see the forward pass
 constexpr u32 SLOT = 8 * THREADS;        // bytes of the parts from one CTA
 constexpr u32 SLOTS = (CTAS > 1 ? CTAS - 1 : 1) * SLOT;
 constexpr u32 MAXIMA = CTAS * WARPS * 16;    // bytes: 8 exponents from each warp of the cluster
 // Bytes that a warp receives in a step.
 __device__ inline u32 messages(u32 buffer) { return (CTAS - 1) * 256 + (buffer == 0 ? CTAS * 16 : 0); }
-constexpr int AHEAD = 4;                 // steps for which gates and cells are on their way; dy is 3 more ahead
-constexpr int INPUTS = 20 * AHEAD + 64;  // bytes of a thread: 16 of gates and 4 of cells a step, and 8 of dy for 8 steps
+constexpr int AHEAD = 4 / PARTS;         // steps for which gates and cells are on their way; dy is 3 more ahead
+constexpr int INPUTS = 144;              // bytes of a thread: PARTS (16 of gates and 4 of cells) a step, and 8 of dy for 8 steps
 constexpr float LOG2E = 1.4426950408889634f;
 
 __device__ inline float tanh_of(float x) {
@@ -53,30 +61,70 @@ __device__ inline float scale_for(u32 exponent) {
 __device__ inline float inverse(float scale) { return __uint_as_float(0x7f000000 - __float_as_uint(scale)); }
 
 // Where three CTAs can share a multiprocessor they should: replicas fill it.
-extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREADS, CTAS <= 4 ? 3 : 1)
+extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREADS, CTAS <= 4 && !FINE && !PACKED && !EXTRAPOLATED ? 3 : 1)
     lstm_backward(const uint4 *__restrict__ weights,     // (R, CTA, warp, tile, slice, lane), see `pack_backward`
+                  const uint4 *__restrict__ low,         // the same of Uᵀ_low
                   const uint4 *__restrict__ kept_gates,  // as the forward pass left them
                   const u32 *__restrict__ kept_cells,
-                  const float *__restrict__ dy,          // (R, T, B, H) or null
+                  const float *__restrict__ dy,          // (R, N, H) or null
                   const float *__restrict__ last_dh,     // (R, B, H), or null: 0
                   const float *__restrict__ last_dc,
-                  uint2 *__restrict__ dz,                // (R, last - first, B, H): S dz of i, f, g, o
-                  float *__restrict__ scales,            // (R, last - first, B): 1 / S
+                  const float *__restrict__ last_dz,     // (R, B, 4, H), or null: 0
+                  const float *__restrict__ j0,          // (R, B)
+                  uint2 *__restrict__ dz,                // (R, room, H): S dz of i, f, g, o, for the rows of these steps
+                  uint2 *__restrict__ dz_low,            // the same of what the halves left, 2048 times
+                  float *__restrict__ scales,            // (R, room): 1 / S
                   u32 *__restrict__ largest,             // (R): raised to the largest of them
                   float *__restrict__ first_dh,          // (R, B, H)
                   float *__restrict__ first_dc,
-                  int T, int first, int last, int B, int H, int each_weight) {  // 1, or 0: one for all replicas
-  __shared__ __align__(128) unsigned char gathered[2 * GATHERED];
+                  float *__restrict__ first_dz,          // (R, B, 4, H)
+                  const int *__restrict__ begins, const int *__restrict__ lengths, const int *__restrict__ starts,
+                  int T, int first, int last, int B, int H, int N, int total, int room, int every,
+                  int each_weight, int each_j) {  // 1, or 0: one for all replicas
+  __shared__ __align__(128) unsigned char gathered[2 * BUFFER];
   __shared__ __align__(128) unsigned char slots[2 * SLOTS];
   __shared__ __align__(128) unsigned char maxima[3 * MAXIMA];
-  extern __shared__ __align__(128) unsigned char inputs[];  // INPUTS THREADS
+  extern __shared__ __align__(128) unsigned char inputs[];  // INPUTS THREADS, then LOW_BYTES
   __shared__ __align__(8) u64 barriers[2 * WARPS];
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, g = lane / 4, q = lane % 4;
   const u32 rank = cluster_rank();
-  const int tile = blockIdx.x / CTAS, tiles = gridDim.x / CTAS, replica = blockIdx.y, steps = last - first;
+  const int tile = blockIdx.x / CTAS, tiles = gridDim.x / CTAS, replica = blockIdx.y;
   const int unit = rank * UNITS + warp * 8 + g, row = tile * 8 + 2 * q;
   const bool mine[2] = {unit < H && row < B, unit < H && row + 1 < B};
-  const size_t states = (size_t)B * H, place = (size_t)row * H + unit;
+  const size_t states = (size_t)B * H, place = (size_t)replica * states + (size_t)row * H + unit;
+  const int length = PACKED ? lengths[tile * 8] : T, start = PACKED ? starts[tile] : tile * T;
+  const int ends[2] = {PACKED && row < B ? lengths[row] : T, PACKED && row + 1 < B ? lengths[row + 1] : T};
+  const int end = min(last, length), steps = end - first;
+  // At which of this pass's steps a row joins; its gradients until then.
+  const int joins[2] = {end - min(ends[0], last), end - min(ends[1], last)};
+  float late_dh[2] = {0.f, 0.f}, late_dc[2] = {0.f, 0.f}, pending[2][4] = {};
+  const size_t gates_place = ((size_t)replica * B + row) * 4 * H + unit;
+#pragma unroll
+  for (int n = 0; n < 2; n++)
+    if (mine[n]) {
+      if (last_dh) late_dh[n] = last_dh[place + n * H];
+      if (last_dc) late_dc[n] = last_dc[place + n * H];
+    }
+  auto late_dz = [&](int n, int gate) { return mine[n] && last_dz ? last_dz[gates_place + (n * 4 + gate) * H] : 0.f; };
+  auto leave = [&](int n, float dh, float dc, const float(&dz)[4]) {
+    if (!mine[n]) return;
+    first_dh[place + n * H] = dh;
+    first_dc[place + n * H] = dc;
+#pragma unroll
+    for (int gate = 0; gate < 4 && EXTRAPOLATED; gate++) first_dz[gates_place + (n * 4 + gate) * H] = dz[gate];
+  };
+  auto leave_late = [&](int n) {
+    const float dz[4] = {late_dz(n, 0), late_dz(n, 1), late_dz(n, 2), late_dz(n, 3)};
+    leave(n, late_dh[n], late_dc[n], dz);
+  };
+  if (PACKED && steps <= 0) {  // the whole cluster
+    leave_late(0);
+    leave_late(1);
+    return;
+  }
+  // Of the rows of step t the first, among those of these steps.
+  const int rows_before = PACKED ? begins[first] : first * B;
+  auto rows_of = [&](int t) { return (size_t)(PACKED ? begins[t < 0 ? 0 : t] : t * B); };
 
   // The weights, for good. Rows of a tile: 8 units of the CTA that is 2 m + 1 after this one, 8 of the next.
   uint4 w[TILES][SLICES];
@@ -85,6 +133,11 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   for (int m = 0; m < TILES; m++)
 #pragma unroll
     for (int k = 0; k < SLICES; k++) w[m][k] = weights[(m * SLICES + k) * 32];
+  const u32 own_low = shared_address(inputs) + INPUTS * THREADS + (warp * TILES * SLICES * 32 + lane) * 16;
+  if (FINE) {
+    low += (((size_t)replica * each_weight * CTAS + rank) * WARPS + warp) * TILES * SLICES * 32 + lane;
+    for (int i = 0; i < TILES * SLICES; i++) store(own_low + i * 512, low[i * 32]);
+  }
 
   const u32 received = shared_address(barriers) + 8 * warp, other = 8 * WARPS;  // the other one is so many bytes on
   if (lane == 0) {
@@ -95,31 +148,38 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     expect(received + other, messages(1));
   }
 
-  // Inputs on their way: gates 16 bytes a thread, cells 4, dy two times 4.
+  // Inputs on their way: gates 16 bytes a thread, cells 4, FINE twice that; dy two times 4.
   const u32 own_gates = shared_address(inputs) + 16 * thread;
-  const u32 own_cells = shared_address(inputs) + AHEAD * 16 * THREADS + 4 * thread;
-  const u32 own_dy = shared_address(inputs) + AHEAD * 20 * THREADS + 4 * thread;
+  const u32 own_cells = shared_address(inputs) + AHEAD * PARTS * 16 * THREADS + 4 * PARTS * thread;
+  const u32 own_dy = shared_address(inputs) + AHEAD * PARTS * 20 * THREADS + 4 * thread;
   for (int i = 0; i < INPUTS / 4; i++) store(shared_address(inputs) + (i * THREADS + thread) * 4, 0);
   __syncthreads();
   const int warps = (H + 7) / 8, number = rank * WARPS + warp;
   const bool kept_here = number < warps;
-  const size_t block = ((size_t)tile * warps + number) * 32 + lane, blocks = (size_t)tiles * warps * 32;
-  kept_gates += ((size_t)replica * T + last - 1) * blocks + block;
-  kept_cells += ((size_t)replica * (T + 1) + last) * blocks + block;
-  const float2 last_c = floats_of(kept_here ? *kept_cells : 0);
-  float c[2] = {last_c.x, last_c.y};
+  const size_t blocks = (size_t)warps * 32 * PARTS;
+  kept_gates += (((size_t)replica * total + start + end - 1) * warps + number) * 32 * PARTS + lane;
+  kept_cells += ((((size_t)replica * (total + tiles) + start + tile + end) * warps + number) * 32 + lane) * PARTS;
+  float c[2] = {0.f, 0.f};
+  if (kept_here) {
+    const float2 last_c = FINE ? *(const float2 *)kept_cells : floats_of(*kept_cells);
+    c[0] = last_c.x, c[1] = last_c.y;
+  }
   kept_cells -= blocks;
-  if (dy) dy += ((size_t)replica * T + last - 1) * states + place;
+  if (dy) dy += (size_t)replica * N * H + (size_t)row * H + unit + (PACKED ? 0 : (end - 1) * states);
   auto fetch_dy = [&](int s) {
     if (dy) {
-      copy_later<4>(own_dy + s % 8 * 8 * THREADS, dy, s < steps && mine[0]);
-      copy_later<4>(own_dy + s % 8 * 8 * THREADS + 4 * THREADS, dy + H, s < steps && mine[1]);
-      dy -= states;
+      const float *from = PACKED ? dy + rows_of(end - 1 - s) * H : dy;
+      copy_later<4>(own_dy + s % 8 * 8 * THREADS, from, s < steps && s >= joins[0] && mine[0]);
+      copy_later<4>(own_dy + s % 8 * 8 * THREADS + 4 * THREADS, from + H, s < steps && s >= joins[1] && mine[1]);
+      if (!PACKED) dy -= states;
     }
   };
   auto fetch = [&](int s) {
-    copy_later<16>(own_gates + s % AHEAD * 16 * THREADS, kept_gates, s < steps && kept_here);
-    copy_later<4>(own_cells + s % AHEAD * 4 * THREADS, kept_cells, s < steps && kept_here);
+    const bool there = s < steps && kept_here;
+#pragma unroll
+    for (int part = 0; part < PARTS; part++)
+      copy_later<16>(own_gates + (s % AHEAD * PARTS + part) * 16 * THREADS, kept_gates + part * 32, there);
+    copy_later<4 * PARTS>(own_cells + s % AHEAD * 4 * PARTS * THREADS, kept_cells, there);
     kept_gates -= blocks;
     kept_cells -= blocks;
     fetch_dy(s + 3);
@@ -128,16 +188,21 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   for (int s = 0; s < 3; s++) fetch_dy(s);
   for (int s = 0; s < AHEAD - 1; s++) fetch(s);
 
-  float part[2] = {0.f, 0.f}, dc[2] = {0.f, 0.f};
-  if (last_dh) {
-    last_dh += (size_t)replica * states + place;
-    if (mine[0]) part[0] = last_dh[0];
-    if (mine[1]) part[1] = last_dh[H];
-  }
-  if (last_dc) {
-    last_dc += (size_t)replica * states + place;
-    if (mine[0]) dc[0] = last_dc[0];
-    if (mine[1]) dc[1] = last_dc[H];
+  float part[2] = {0.f, 0.f}, dc[2] = {0.f, 0.f}, j[2] = {0.f, 0.f};
+  u32 largest_dz[2] = {0, 0};
+#pragma unroll
+  for (int n = 0; n < 2; n++) {
+    if (EXTRAPOLATED && mine[n]) {
+      j[n] = (float)(((int)j0[replica * each_j * B + row + n] + end - 1) % every);
+#pragma unroll
+      for (int gate = 0; gate < 4; gate++) largest_dz[n] = max(largest_dz[n], size_of(late_dz(n, gate)));
+    }
+    if (!PACKED) {
+      part[n] = late_dh[n];
+      dc[n] = late_dc[n];
+#pragma unroll
+      for (int gate = 0; gate < 4 && EXTRAPOLATED; gate++) pending[n][gate] = late_dz(n, gate);
+    }
   }
 
   // The largest exponents of two rows, in one register: of this thread, of its warp, of the cluster.
@@ -170,7 +235,10 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     return larger_of_each(larger_of_each(exponents_of_dy(s), exponents_of_dy(s + 1)),
                           larger_of_each(exponents_of_dy(s + 2), exponents_of_dy(s + 3)));
   };
-  u32 last_seen = exponents(max(size_of(part[0]), size_of(dc[0])), max(size_of(part[1]), size_of(dc[1])));
+  // What will join counts from the beginning: until then the row has nothing that a small scale could lose.
+  const u32 will_join = exponents(max(max(size_of(late_dh[0]), size_of(late_dc[0])), largest_dz[0]),
+                                  max(max(size_of(late_dh[1]), size_of(late_dc[1])), largest_dz[1]));
+  u32 last_seen = will_join;
   u32 seen = larger_of_each(last_seen, to_come(0)), rows = 0;
   over_lanes(seen, rows);
   meet_cluster();  // all barriers are there, and all memory is
@@ -203,8 +271,10 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     }
   };
 
-  dz += ((size_t)replica * steps + steps - 1) * states + place;
-  scales += ((size_t)replica * steps + steps - 1) * B + row;
+  // This row's place in the step that comes next; pointers, since indices cost more in the loop.
+  const size_t own_row = (size_t)replica * room + row - rows_before, last_row = own_row + rows_of(end - 1);
+  uint2 *to_dz = dz + last_row * H + unit, *to_low = dz_low + last_row * H + unit;
+  float *to_scale = scales + last_row;
   const bool notes[2] = {unit == 0 && row < B, unit == 0 && row + 1 < B};
   u32 top = 0;
 
@@ -215,8 +285,11 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     // dz is dc or dh times the rest.
     const float tanh_c[2] = {tanh_of(c[0]), tanh_of(c[1])};
     wait_for_copies<AHEAD - 2>();
-    const uint4 kept = load_four(own_gates + s % AHEAD * 16 * THREADS);
-    const float2 before = floats_of(load(own_cells + s % AHEAD * 4 * THREADS));
+    uint4 kept[PARTS];
+#pragma unroll
+    for (int i = 0; i < PARTS; i++) kept[i] = load_four(own_gates + (s % AHEAD * PARTS + i) * 16 * THREADS);
+    const u32 at_cells = own_cells + s % AHEAD * 4 * PARTS * THREADS;
+    const float2 before = FINE ? load_floats(at_cells) : floats_of(load(at_cells));
     const u32 at = own_dy + s % 8 * 8 * THREADS;
     const float dy_now[2] = {load_float(at), load_float(at + 4 * THREADS)};
     const u32 turn = s / 2 % 2;  // for the maxima of this step
@@ -228,20 +301,30 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     }
     float dh[2], through_c[2], to_i[2], to_f[2], to_g[2], to_o[2], forget[2];
 #pragma unroll
-    for (int j = 0; j < 2; j++) {
-      const u32 i_f = j ? kept.z : kept.x, g_o = j ? kept.w : kept.y;
-      const float i = sigmoid_of(i_f, 0x7610), f = sigmoid_of(i_f, 0x7632), o = sigmoid_of(g_o, 0x7632);
-      const float g = fmaf(2.f, sigmoid_of(g_o, 0x7610), -1.f);  // a tanh
-      c[j] = j ? before.y : before.x;
-      through_c[j] = o * fmaf(-tanh_c[j], tanh_c[j], 1.f);
-      to_i[j] = g * slope_of(i);
-      to_f[j] = c[j] * slope_of(f);
-      to_g[j] = i * fmaf(-g, g, 1.f);
-      to_o[j] = tanh_c[j] * slope_of(o);
-      forget[j] = f;
-      dh[j] = part[j] + dy_now[j];
+    for (int n = 0; n < 2; n++) {
+      const u32 i_f = n ? kept[0].z : kept[0].x, g_o = n ? kept[0].w : kept[0].y;
+      float i = sigmoid_of(i_f, 0x7610), f = sigmoid_of(i_f, 0x7632), o = sigmoid_of(g_o, 0x7632);
+      float g = fmaf(2.f, sigmoid_of(g_o, 0x7610), -1.f);  // a tanh
+      if (FINE) {
+        const uint4 &own = kept[FINE ? n : 0];
+        i = __uint_as_float(own.x), f = __uint_as_float(own.y), g = __uint_as_float(own.z), o = __uint_as_float(own.w);
+      }
+      c[n] = n ? before.y : before.x;
+      through_c[n] = o * fmaf(-tanh_c[n], tanh_c[n], 1.f);
+      to_i[n] = g * slope_of(i);
+      to_f[n] = c[n] * slope_of(f);
+      to_g[n] = i * fmaf(-g, g, 1.f);
+      to_o[n] = tanh_c[n] * slope_of(o);
+      forget[n] = f;
+      dh[n] = part[n] + dy_now[n];
+      if (PACKED && s == joins[n]) {
+        dh[n] += late_dh[n];
+        dc[n] += late_dc[n];
+#pragma unroll
+        for (int gate = 0; gate < 4 && EXTRAPOLATED; gate++) pending[n][gate] += late_dz(n, gate);
+      }
       // So that the compiler doesn't move it behind the wait.
-      asm volatile("" : "+f"(through_c[j]), "+f"(to_i[j]), "+f"(to_f[j]), "+f"(to_g[j]), "+f"(to_o[j]), "+f"(dh[j]));
+      asm volatile("" : "+f"(through_c[n]), "+f"(to_i[n]), "+f"(to_f[n]), "+f"(to_g[n]), "+f"(to_o[n]), "+f"(dh[n]));
     }
     fetch(s + AHEAD - 1);
     const float scale[2] = {scale_for(rows & 0xffff), scale_for(rows >> 16)};
@@ -253,27 +336,55 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
       else
         store(own_maxima + turn * MAXIMA, seen);
     }
-    uint2 scaled[2];
+    uint2 scaled[2], scaled_low[2];
 #pragma unroll
-    for (int j = 0; j < 2; j++) {
-      dc[j] = fmaf(dh[j], through_c[j], dc[j]);
-      const float dc_scaled = dc[j] * scale[j], dh_scaled = dh[j] * scale[j];
-      scaled[j].x = half2_of(dc_scaled * to_i[j], dc_scaled * to_f[j]);
-      scaled[j].y = half2_of(dc_scaled * to_g[j], dh_scaled * to_o[j]);
-      store(to + buffer * GATHERED + j * ROW * 2, scaled[j].x, scaled[j].y);
+    for (int n = 0; n < 2; n++) {
+      dc[n] = fmaf(dh[n], through_c[n], dc[n]);
+      const float dc_scaled = dc[n] * scale[n], dh_scaled = dh[n] * scale[n];
+      float d[4] = {dc_scaled * to_i[n], dc_scaled * to_f[n], dc_scaled * to_g[n], dh_scaled * to_o[n]};
+      if (EXTRAPOLATED) {
+        const float ahead = j[n] * reciprocal(j[n] + 3.f);
+#pragma unroll
+        for (int gate = 0; gate < 4; gate++) {
+          const float dg = d[gate];
+          d[gate] = fmaf(scale[n], pending[n][gate], fmaf(ahead, dg, dg));
+          pending[n][gate] = -ahead * inverse(scale[n]) * dg;
+        }
+        j[n] = j[n] == 0.f ? (float)(every - 1) : j[n] - 1.f;
+      }
+      scaled[n].x = half2_of(d[0], d[1]);
+      scaled[n].y = half2_of(d[2], d[3]);
+      store(to + buffer * BUFFER + n * ROW * 2, scaled[n].x, scaled[n].y);
+      if (FINE) {
+        const float2 i_f = floats_of(scaled[n].x), g_o = floats_of(scaled[n].y);
+        scaled_low[n].x = half2_of((d[0] - i_f.x) * LOW, (d[1] - i_f.y) * LOW);
+        scaled_low[n].y = half2_of((d[2] - g_o.x) * LOW, (d[3] - g_o.y) * LOW);
+        store(to + buffer * BUFFER + GATHERED + n * ROW * 2, scaled_low[n].x, scaled_low[n].y);
+      }
     }
     __syncthreads();
 
+    float sums[TILES][CHAINS][4] = {}, low_sums[FINE ? TILES : 1][4] = {};
     uint4 b[SLICES / 2];
 #pragma unroll
-    for (int k = 0; k < SLICES / 2; k++) b[k] = load_matrices(from + buffer * GATHERED + k * 64);
-    float sums[TILES][CHAINS][4] = {};
+    for (int k = 0; k < SLICES / 2; k++) b[k] = load_matrices(from + buffer * BUFFER + k * 64);
+    auto first_of = [](const uint4 &pair, int k) { return k & 1 ? pair.z : pair.x; };
+    auto second_of = [](const uint4 &pair, int k) { return k & 1 ? pair.w : pair.y; };
 #pragma unroll
-    for (int k = 0; k < SLICES; k++)
+    for (int k = 0; k < SLICES; k++) {
 #pragma unroll
       for (int m = 0; m < TILES; m++)
-        multiply_halves(sums[m][k % CHAINS], w[m][k], k & 1 ? b[k / 2].z : b[k / 2].x,
-                        k & 1 ? b[k / 2].w : b[k / 2].y);
+        multiply_halves(sums[m][k % CHAINS], w[m][k], first_of(b[k / 2], k), second_of(b[k / 2], k));
+      if (FINE) {
+        const uint4 b_low = load_matrices(from + buffer * BUFFER + GATHERED + k / 2 * 64);
+#pragma unroll
+        for (int m = 0; m < TILES; m++) {
+          float(&more)[4] = low_sums[FINE ? m : 0];
+          multiply_halves(more, w[m][k], first_of(b_low, k), second_of(b_low, k));
+          multiply_halves(more, load_four(own_low + (m * SLICES + k) * 512), first_of(b[k / 2], k), second_of(b[k / 2], k));
+        }
+      }
+    }
     // While that is on its way: nobody sends to the other barrier again before it has our parts of this step.
     if (CTAS > 1 && s > 0 && lane == 0) expect(received + other * (buffer ^ 1), messages(buffer ^ 1));
 #pragma unroll
@@ -281,6 +392,11 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
       float x = 0.f, y = 0.f;
 #pragma unroll
       for (int n = 0; n < CHAINS; n++) x += sums[i / 2][n][i % 2 * 2], y += sums[i / 2][n][i % 2 * 2 + 1];
+      if (FINE) {
+        const float(&more)[4] = low_sums[FINE ? i / 2 : 0];
+        x = fmaf(1.f / LOW, more[i % 2 * 2], x);
+        y = fmaf(1.f / LOW, more[i % 2 * 2 + 1], y);
+      }
       x *= inverse(scale[0]);
       y *= inverse(scale[1]);
       if (i == CTAS - 1)
@@ -289,27 +405,40 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
         send(own_slot + buffer * SLOTS + i * SLOT + window[i], x, y, received + other * buffer + window[i]);
     }
 
-    if (mine[0]) dz[0] = scaled[0];
-    if (mine[1]) dz[H] = scaled[1];
-    dz -= states;
 #pragma unroll
-    for (int j = 0; j < 2; j++)
-      if (notes[j]) {
-        scales[j] = inverse(scale[j]);
-        top = max(top, __float_as_uint(inverse(scale[j])));
+    for (int n = 0; n < 2; n++) {
+      const bool now = !PACKED || s >= joins[n];
+      if (mine[n] && now) {
+        to_dz[n * H] = scaled[n];
+        if (FINE) to_low[n * H] = scaled_low[n];
       }
-    scales -= B;
+      if (notes[n] && now) {
+        to_scale[n] = inverse(scale[n]);
+        top = max(top, __float_as_uint(inverse(scale[n])));
+      }
+    }
+    const size_t rows_back = PACKED ? rows_of(end - 1 - s) - rows_of(end - 2 - s) : B, back = PACKED ? rows_back * H : states;
+    to_dz -= back;
+    to_scale -= rows_back;
+    if (FINE) to_low -= back;
 
     last_seen = exponents(max(size_of(dh[0]), size_of(dc[0])), max(size_of(dh[1]), size_of(dc[1])));
+    if (PACKED) {
+      // The rows that have not joined before this step.
+      const u32 waiting = (s <= joins[0] ? 0xffff : 0) | (s <= joins[1] ? 0xffff0000 : 0);
+      last_seen = larger_of_each(last_seen, will_join & waiting);
+    }
 #pragma unroll
-    for (int j = 0; j < 2; j++) dc[j] *= forget[j];
+    for (int n = 0; n < 2; n++) dc[n] *= forget[n];
   }
   if (top) atomicMax(largest + replica, top);
 
   receive(part, steps - 1);
-  first_dh += (size_t)replica * states + place;
-  first_dc += (size_t)replica * states + place;
-  if (mine[0]) first_dh[0] = part[0], first_dc[0] = dc[0];
-  if (mine[1]) first_dh[H] = part[1], first_dc[H] = dc[1];
+#pragma unroll
+  for (int n = 0; n < 2; n++)
+    if (PACKED && joins[n] >= steps)
+      leave_late(n);
+    else
+      leave(n, part[n], dc[n], pending[n]);
   meet_cluster();  // nobody leaves while others may still write here
 }

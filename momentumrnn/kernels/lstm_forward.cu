@@ -14,13 +14,27 @@
 // synchronisation. Two buffers are enough: whoever sends h_t has received all of h_{t-1}, so all have sent
 // that, and have read h_{t-2} before.
 //
+// FINE. A number as two halves, h = high + low / 2048, has 22 bits. With FINE, U and h come in both parts, and z is
+// U_high h_high + (U_high h_low + U_low h_high) / 2048, the second sum apart from the first. U_low is in shared memory, in
+// the order of registers.
+//
+// PACKED. Sequences of unequal length, longest first. A tile runs as many steps as its first row; rows whose own end
+// has come run on, on whatever input, and are neither stored nor seen by other rows.
+//
+// EXTRAPOLATED. The gates are z + mu (z - z of the step before), mu = j / (j + 3), j counting modulo `every`.
+//
+// MOMENT. In gate space the momentum is here: what comes is a = W x + b_ih, v = decay v + gain a, and z starts as v (MOMENT
+// = 1), as v / sqrt(n + eps^2) (2) or as v / (sqrt(n) + eps) (3), n = beta n + rest a^2. Both moments are kept every
+// SPACING steps for the backward pass.
+//
 // INPUTS. With EXTRA > 0 the projection W x + b rides on the same product: EXTRA times 16 further columns,
 // in bfloat16 as high and low parts (see `spread`). With EXTRA = 0 the drive itself is read, (T, B, H, 4) in float32.
 //
-// All weights carry a factor of -log2(e), or -2 log2(e) for g, so that sigmoid(z) = 1 / (1 + 2^z') and
+// All weights, but those for a momentum, carry a factor of -log2(e), or -2 log2(e) for g, so that sigmoid(z) = 1 / (1 + 2^z') and
 // tanh(z) = 2 / (1 + 2^z') - 1.
 //
-// Compiled for CTAS = 1 to 8, EXTRA = 0 to 3, KEEP = 0 or 1. Any H up to 32 CTAS: units beyond H have zero weights.
+// Compiled for CTAS = 1 to 8, EXTRA = 0 to 3, MOMENT = 0 to 3, and TABLE (whether decays are those of a
+// table, not of channels), KEEP, FINE, PACKED, EXTRAPOLATED = 0 or 1. Any H up to 32 CTAS: units beyond H have zero weights.
 
 constexpr int WARPS = 4;                // of a CTA: one for each quarter of a multiprocessor
 constexpr int THREADS = 32 * WARPS;
@@ -28,11 +42,19 @@ constexpr int UNITS = 8 * WARPS;        // of a CTA
 constexpr int WIDTH = UNITS * CTAS;     // units of the cluster
 constexpr int SLICES = WIDTH / 16;      // of U, 16 columns each
 constexpr u32 BLOCK = 128;              // bytes of h of a warp: 8 rows of 8 units
-constexpr u32 HIDDEN = WIDTH / 8 * BLOCK;  // of one buffer of h
+constexpr u32 HIDDEN = WIDTH / 8 * BLOCK;  // of one part of h
+constexpr int PARTS = FINE + 1;            // of a number
+constexpr u32 BUFFER = PARTS * HIDDEN;     // bytes of h
+constexpr int CHAINS = FINE ? 1 : 2;       // of products for a gate that don't wait for each other; FINE has more with low parts
+constexpr u32 LOW_BYTES = FINE * WARPS * SLICES * 1024;  // of U_low
 constexpr int AHEAD = 4;                // steps for which inputs are on their way
 constexpr int PIECES = EXTRA ? EXTRA : 2;               // of a thread's input of a step: slices, or rows
 constexpr u32 PIECE = (EXTRA ? 8 : 16) * THREADS;       // bytes of that piece of all threads
+constexpr int SPACING = 8;              // steps from one set of kept moments to the next
 constexpr float LOG2E = 1.4426950408889634f;
+
+// To a sum over high parts, what a sum with low ones adds.
+constexpr float LOW = 2048.f;
 
 // The four gates of a unit from their z', as sigmoids 1 / (1 + 2^z'), with one division; tanh(g) is 2 g - 1 of this g.
 struct Gates {
@@ -49,6 +71,13 @@ __device__ inline Gates gates_of(float i, float f, float g, float o) {
 __device__ inline float tanh_of(float x) {
   return fmaf(2.f, reciprocal(1.f + exp2_fast(-2.f * LOG2E * x)), -1.f);
 }
+// The same where 1e-7 of a small x would be much.
+__device__ inline float fine_tanh(float x) {
+  const float s = x * x;
+  float p = fmaf(-5.70498872745e-3f, s, 2.06390887954e-2f);
+  p = fmaf(fmaf(fmaf(p, s, -5.37397155531e-2f), s, 1.33314422036e-1f), s, -3.33332819422e-1f);
+  return fabsf(x) < 0.625f ? fmaf(p * s, x, x) : tanh_of(x);
+}
 // Two sigmoids for the backward pass, as counts of 1 / 65535: the errors of forget gates add up over time, and halves
 // would be sixteen times as coarse near 1/2. Added to 2^23, a count stands in the lowest bits.
 __device__ inline u32 counts_of(float v, float w) {
@@ -57,27 +86,49 @@ __device__ inline u32 counts_of(float v, float w) {
 
 extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREADS, 1)
     lstm_forward(const uint4 *__restrict__ weights,  // (R, CTA, warp, slice, 2, lane), see `pack_forward`
-                 const u32 *__restrict__ extra,      // (R, T, tile, EXTRA, lane, 2), or
-                 const float4 *__restrict__ drive,   // (R, T, B, H): i, f, g, o
-                 const float *__restrict__ bias,     // (R, 4, H) or null; goes with the drive
+                 const uint4 *__restrict__ low,      // the same of U_low, without the further columns
+                 const u32 *__restrict__ extra,      // (R, tile, step, EXTRA, lane, 2), or
+                 const float4 *__restrict__ drive,   // (R, N, H): i, f, g, o
+                 const float *__restrict__ bias,     // (R, 4, H) or null: b_hh, where a drive or a momentum is
                  const float *__restrict__ h0,       // (R, B, H)
                  const float *__restrict__ c0,       // (R, B, H)
-                 float *__restrict__ y,              // (R, T, B, H)
+                 const float *__restrict__ z0,       // (R, B, 4, H): z of the step before the first
+                 const float *__restrict__ j0,       // (R, B): j of the first step
+                 float *__restrict__ y,              // (R, N, H)
                  float *__restrict__ last_h,         // (R, B, H)
                  float *__restrict__ last_c,         // (R, B, H)
-                 uint4 *__restrict__ kept_gates,     // (R, T, tile, warp, lane): gates of two rows; warps with units below H
-                 u32 *__restrict__ kept_cells,       // (R, T + 1, tile, warp, lane): c of two rows, in halves
-                 int T, int B, int H,
-                 int each_weight, int each_input, int each_bias, int each_state) {  // 1, or 0: one for all replicas
-  __shared__ __align__(128) unsigned char hidden[2 * HIDDEN];
+                 float *__restrict__ last_z,         // (R, B, 4, H)
+                 const float *__restrict__ decay,    // (T, 1) or (T, B), if TABLE; of a momentum, and so are
+                 const float *__restrict__ mu,       // (R, 4, H), the decay of each channel, if not
+                 const float *__restrict__ gain,     // (R, 4, H), or null: `step`
+                 const float *__restrict__ v0,       // (R, B, 4, H), or null: 0
+                 const float *__restrict__ n0,
+                 float *__restrict__ last_v,         // (R, B, 4, H), or null
+                 float *__restrict__ last_n,
+                 float4 *__restrict__ kept_moments,  // (R, T / SPACING, B, H, 1 or 2): v and n of i, f, g, o
+                 uint4 *__restrict__ kept_gates,     // (R, tile, step, warp, lane): gates of two rows, FINE two of these; warps with units below H
+                 u32 *__restrict__ kept_cells,       // (R, tile, step and one more, warp, lane): c of two rows in halves, FINE two of these
+                 const int *__restrict__ begins,     // (T + 1): of the N rows, where those of a step begin; all three if PACKED
+                 const int *__restrict__ lengths,    // (B): steps of a row
+                 const int *__restrict__ starts,     // (tile): steps of all tiles before
+                 int T, int B, int H, int N, int total,  // total: steps of all tiles
+                 int every, int decays,  // decays: 1 or B
+                 int each_weight, int each_input, int each_bias, int each_state, int each_z, int each_j, int each_mu,
+                 int each_gain, int each_v, float step, float beta, float rest, float eps) {  // each: 1, or 0: one for all replicas
+  __shared__ __align__(128) unsigned char hidden[2 * BUFFER];
   __shared__ __align__(128) unsigned char inputs[AHEAD * PIECES * PIECE];
   __shared__ __align__(8) u64 barriers[2];
+  extern __shared__ __align__(128) unsigned char lows[];  // LOW_BYTES
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, g = lane / 4, q = lane % 4;
   const u32 rank = cluster_rank();
   const int tile = blockIdx.x / CTAS, tiles = gridDim.x / CTAS, replica = blockIdx.y;
   const int unit = rank * UNITS + warp * 8 + g, row = tile * 8 + 2 * q;
   const bool mine[2] = {unit < H && row < B, unit < H && row + 1 < B};
+  const int steps = PACKED ? lengths[tile * 8] : T, start = PACKED ? starts[tile] : tile * T;
+  const int ends[2] = {PACKED && row < B ? lengths[row] : T, PACKED && row + 1 < B ? lengths[row + 1] : T};
   const size_t states = (size_t)B * H, place = (size_t)row * H + unit;
+  // Of the rows of step t the first.
+  auto rows_of = [&](int t) { return (size_t)(PACKED ? begins[t < T ? t : T] : t * B); };
 
   // The weights, for good.
   uint4 w[SLICES + EXTRA][2];
@@ -87,59 +138,111 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     w[k][0] = weights[(2 * k) * 32];
     w[k][1] = weights[(2 * k + 1) * 32];
   }
+  const u32 own_low = shared_address(lows) + (warp * SLICES * 64 + lane) * 16;
+  if (FINE) {
+    low += (((size_t)replica * each_weight * CTAS + rank) * WARPS + warp) * SLICES * 64 + lane;
+    for (int k = 0; k < 2 * SLICES; k++) store(own_low + k * 512, low[k * 32]);
+  }
 
   // h of before the first step into this CTA's first buffer, c into registers.
   h0 += (size_t)replica * each_state * states;
   c0 += (size_t)replica * each_state * states;
   for (int i = thread; i < 8 * WIDTH; i += THREADS) {
     const int u = i / 64 * 8 + i % 8, b = tile * 8 + i / 8 % 8;
-    ((u16 *)hidden)[i] = u < H && b < B ? (u16)half2_of(h0[(size_t)b * H + u], 0.f) : 0;
+    const float x = u < H && b < B ? h0[(size_t)b * H + u] : 0.f;
+    const u32 high = half2_of(x, 0.f);
+    ((u16 *)hidden)[i] = (u16)high;
+    if (FINE) ((u16 *)hidden)[8 * WIDTH + i] = (u16)half2_of((x - floats_of(high).x) * LOW, 0.f);
   }
   float c[2] = {mine[0] ? c0[place] : 0.f, mine[1] ? c0[place + H] : 0.f};
+  float old[2][4] = {}, j[2] = {0.f, 0.f};
+  if (EXTRAPOLATED) {
+    z0 += ((size_t)replica * each_z * B + row) * 4 * H + unit;
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+#pragma unroll
+      for (int gate = 0; gate < 4; gate++)
+        if (mine[n]) old[n][gate] = (gate == 2 ? -2.f * LOG2E : -LOG2E) * z0[(n * 4 + gate) * H];
+      if (mine[n]) j[n] = (float)((int)j0[replica * each_j * B + row + n] % every);
+    }
+  }
+
+  float v[2][4] = {}, second[2][4] = {}, gains[4] = {}, mus[4] = {};
+  if (MOMENT) {
+#pragma unroll
+    for (int gate = 0; gate < 4; gate++) {
+      const int channel = gate * H + unit;
+      gains[gate] = gain && unit < H ? gain[(size_t)replica * each_gain * 4 * H + channel] : step;
+      if (!TABLE && unit < H) mus[gate] = mu[(size_t)replica * each_mu * 4 * H + channel];
+#pragma unroll
+      for (int n = 0; n < 2; n++)
+        if (mine[n] && v0) {
+          const size_t at = ((size_t)replica * each_v * B + row + n) * 4 * H + channel;
+          v[n][gate] = v0[at];
+          if (MOMENT > 1) second[n][gate] = n0[at];
+        }
+    }
+    kept_moments += (((size_t)replica * ((T + SPACING - 1) / SPACING) * B + row) * H + unit) * (MOMENT > 1 ? 2 : 1);
+  }
+  // The decay of a step, for two rows. Without a branch, behind which the load would be waited for.
+  const int first_row = decays > 1 ? min(row, B - 1) : 0, other_row = decays > 1 && row + 1 < B;
+  auto fades_of = [&](int t) {
+    if (!TABLE) return float2{0.f, 0.f};
+    const float *at = decay + (size_t)min(t, T - 1) * decays + first_row;
+    return float2{at[0], at[other_row]};
+  };
+  float2 fades = {0.f, 0.f};
+  if (MOMENT) fades = fades_of(0);
 
   const int warps = (H + 7) / 8, number = rank * WARPS + warp;
   const bool keeps = KEEP && number < warps;
-  const size_t block = ((size_t)tile * warps + number) * 32 + lane, blocks = (size_t)tiles * warps * 32;
-  kept_gates += (size_t)replica * T * blocks + block;
-  kept_cells += (size_t)replica * (T + 1) * blocks + block;
-  if (keeps) *kept_cells = half2_of(c[0], c[1]);
-  y += (size_t)replica * T * states + place;
+  const size_t blocks = (size_t)warps * 32;
+  kept_gates += (((size_t)replica * total + start) * warps + number) * 32 * PARTS + lane;
+  kept_cells += ((((size_t)replica * (total + tiles) + start + tile) * warps + number) * 32 + lane) * PARTS;
+  auto keep_cells = [&]() {
+    if (FINE)
+      *(float2 *)kept_cells = {c[0], c[1]};
+    else
+      *kept_cells = half2_of(c[0], c[1]);
+  };
+  if (keeps) keep_cells();
+  y += (size_t)replica * N * H + place;
 
   const u32 received = shared_address(barriers), hidden_at = shared_address(hidden);
   if (thread == 0) {
     create_barrier(received);
     create_barrier(received + 8);
     publish_barriers();
-    expect(received, 8 * WIDTH * 2);
-    expect(received + 8, 8 * WIDTH * 2);
+    expect(received, 8 * WIDTH * 2 * PARTS);
+    expect(received + 8, 8 * WIDTH * 2 * PARTS);
   }
   __syncthreads();
   meet_cluster();
 
   // Inputs on their way. Each thread copies what it will read itself, so nobody waits for others.
   const u32 own = shared_address(inputs) + (EXTRA ? 8 : 16) * thread;
-  extra += (((size_t)replica * each_input * T * tiles + tile) * EXTRA * 32 + lane) * 2;
-  drive += (size_t)replica * each_input * T * states + place;
+  extra += (((size_t)replica * each_input * total + start) * EXTRA * 32 + lane) * 2;
+  drive += (size_t)replica * each_input * N * H + place;
   auto fetch = [&](int t) {
     const u32 slot = own + t % AHEAD * PIECES * PIECE;
     if (EXTRA) {
 #pragma unroll
-      for (int k = 0; k < EXTRA; k++) copy_later<8>(slot + k * PIECE, extra + k * 64, t < T);
-      extra += (size_t)tiles * EXTRA * 64;
+      for (int k = 0; k < EXTRA; k++) copy_later<8>(slot + k * PIECE, extra + k * 64, t < steps);
+      extra += EXTRA * 64;
     } else {
-      copy_later<16>(slot, drive, t < T && mine[0]);
-      copy_later<16>(slot + PIECE, drive + H, t < T && mine[1]);
-      drive += states;
+      const float4 *from = PACKED ? drive + rows_of(t) * H : drive;
+      copy_later<16>(slot, from, t < ends[0] && mine[0]);
+      copy_later<16>(slot + PIECE, from + H, t < ends[1] && mine[1]);
+      if (!PACKED) drive += states;
     }
     end_of_copies();
   };
   float4 b_hh = {0.f, 0.f, 0.f, 0.f};
-  if (!EXTRA) {
+  if (!EXTRA)
     for (int i = 0; i < 2 * AHEAD; i++) store(own + i * PIECE, uint4{0, 0, 0, 0});
-    if (bias && unit < H) {
-      bias += (size_t)replica * each_bias * 4 * H + unit;
-      b_hh = {-LOG2E * bias[0], -LOG2E * bias[H], -2.f * LOG2E * bias[2 * H], -LOG2E * bias[3 * H]};
-    }
+  if ((MOMENT || !EXTRA) && bias && unit < H) {
+    bias += (size_t)replica * each_bias * 4 * H + unit;
+    b_hh = {-LOG2E * bias[0], -LOG2E * bias[H], -2.f * LOG2E * bias[2 * H], -LOG2E * bias[3 * H]};
   }
   for (int t = 0; t < AHEAD - 1; t++) fetch(t);
 
@@ -149,31 +252,90 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
 #pragma unroll
   for (int i = 0; i < CTAS; i++) window[i] = on_cta(hidden_at, (rank + i) % CTAS) - hidden_at;
 
-#pragma unroll 1
-  for (int t = 0; t < T; t++) {
-    const u32 now = t & 1, next = now ^ 1;
-    // What does not need h: rows 0 to 7 of a product are gate i (g), rows 8 to 15 gate f (o).
-    float z[2][2][4] = {};
-    wait_for_copies<AHEAD - 2>();
+  // What comes of x: rows 0 to 7 of a product are gate i (g), rows 8 to 15 gate f (o).
+  auto receive = [&](int t, float(&z)[2][4]) {
     const u32 slot = own + t % AHEAD * PIECES * PIECE;
     if (EXTRA) {
 #pragma unroll
       for (int k = 0; k < EXTRA; k++) {
         const uint2 b = load_pair(slot + k * PIECE);
-        multiply_bfloats(z[0][0], w[SLICES + k][0], b.x, b.y);
-        multiply_bfloats(z[0][1], w[SLICES + k][1], b.x, b.y);
+        multiply_bfloats(z[0], w[SLICES + k][0], b.x, b.y);
+        multiply_bfloats(z[1], w[SLICES + k][1], b.x, b.y);
       }
     } else {
 #pragma unroll
-      for (int j = 0; j < 2; j++) {
-        const uint4 v = load_four(slot + j * PIECE);
-        z[0][0][j] = fmaf(-LOG2E, __uint_as_float(v.x), b_hh.x);
-        z[0][0][2 + j] = fmaf(-LOG2E, __uint_as_float(v.y), b_hh.y);
-        z[0][1][j] = fmaf(-2.f * LOG2E, __uint_as_float(v.z), b_hh.z);
-        z[0][1][2 + j] = fmaf(-LOG2E, __uint_as_float(v.w), b_hh.w);
+      for (int n = 0; n < 2; n++) {
+        const uint4 v = load_four(slot + n * PIECE);
+        z[0][n] = __uint_as_float(v.x), z[0][2 + n] = __uint_as_float(v.y);
+        z[1][n] = __uint_as_float(v.z), z[1][2 + n] = __uint_as_float(v.w);
+      }
+    }
+  };
+  // The momentum's step t: the moments before it are kept, or are a row's last. Then, one after the other, what came in z
+  // of 8 gates and rows goes through it.
+  auto keep_moments = [&](int t) {
+    constexpr int MOMENTS = MOMENT > 1 ? 2 : 1;
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+      if (mine[n] && KEEP && t % SPACING == 0 && t < ends[n]) {
+        float4 *to = kept_moments + ((size_t)(t / SPACING) * states + n * H) * MOMENTS;
+        to[0] = {v[n][0], v[n][1], v[n][2], v[n][3]};
+        if (MOMENT > 1) to[1] = {second[n][0], second[n][1], second[n][2], second[n][3]};
+      }
+      if (mine[n] && last_v && t == ends[n])
+#pragma unroll
+        for (int gate = 0; gate < 4; gate++) {
+          const size_t at = (((size_t)replica * B + row + n) * 4 + gate) * H + unit;
+          last_v[at] = v[n][gate];
+          if (MOMENT > 1) last_n[at] = second[n][gate];
+        }
+    }
+  };
+  auto drive_on = [&](int i, float(&z)[2][4]) {
+    const int n = i / 4, gate = i % 4;
+    float &a = z[gate / 2][gate % 2 * 2 + n];
+    v[n][gate] = fmaf(TABLE ? (n ? fades.y : fades.x) : mus[gate], v[n][gate], gains[gate] * a);
+    if (MOMENT > 1) second[n][gate] = fmaf(beta, second[n][gate], rest * a * a);
+    a = v[n][gate];
+    if (MOMENT == 2) a *= inverse_root(fmaf(eps, eps, second[n][gate]));
+    if (MOMENT == 3) a *= reciprocal(root(second[n][gate]) + eps);
+    a = fmaf(gate == 2 ? -2.f * LOG2E : -LOG2E, a, gate == 0 ? b_hh.x : gate == 1 ? b_hh.y : gate == 2 ? b_hh.z : b_hh.w);
+    asm volatile("" : "+f"(a));  // so that the compiler leaves it where it is
+  };
+  float coming_z[2][4] = {};
+  if (MOMENT) {
+    wait_for_copies<AHEAD - 2>();
+    receive(0, coming_z);
+    keep_moments(0);
+#pragma unroll
+    for (int i = 0; i < 8; i++) drive_on(i, coming_z);
+    fades = fades_of(1);
+  }
+
+#pragma unroll 1
+  for (int t = 0; t < steps; t++) {
+    const u32 now = t & 1, next = now ^ 1;
+    // What does not need h. A momentum is one step ahead: it goes on while tensor cores are at work.
+    float z[CHAINS][2][4] = {}, z_low[PARTS][2][4] = {};
+    if (MOMENT) {
+#pragma unroll
+      for (int e = 0; e < 8; e++) z[0][e / 4][e % 4] = coming_z[e / 4][e % 4], coming_z[e / 4][e % 4] = 0.f;
+      wait_for_copies<AHEAD - 3>();
+      if (t + 1 < steps) receive(t + 1, coming_z);
+      keep_moments(t + 1);
+    } else {
+      wait_for_copies<AHEAD - 2>();
+      receive(t, z[0]);
+      if (!EXTRA) {
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+          z[0][0][n] = fmaf(-LOG2E, z[0][0][n], b_hh.x), z[0][0][2 + n] = fmaf(-LOG2E, z[0][0][2 + n], b_hh.y);
+          z[0][1][n] = fmaf(-2.f * LOG2E, z[0][1][n], b_hh.z), z[0][1][2 + n] = fmaf(-LOG2E, z[0][1][2 + n], b_hh.w);
+        }
       }
     }
     fetch(t + AHEAD - 1);
+    if (PACKED) y += (rows_of(t) - (t > 0 ? rows_of(t - 1) : 0)) * H;
 
     if (CTAS == 1) {
       __syncthreads();
@@ -182,54 +344,107 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     }
 #pragma unroll
     for (int k = 0; k < SLICES; k += 2) {
-      const uint4 h = load_matrices(from + now * HIDDEN + k * 2 * BLOCK);
+      const uint4 h = load_matrices(from + now * BUFFER + k * 2 * BLOCK);
       multiply_halves(z[0][0], w[k][0], h.x, h.y);
       multiply_halves(z[0][1], w[k][1], h.x, h.y);
-      multiply_halves(z[1][0], w[k + 1][0], h.z, h.w);
-      multiply_halves(z[1][1], w[k + 1][1], h.z, h.w);
+      multiply_halves(z[CHAINS - 1][0], w[k + 1][0], h.z, h.w);
+      multiply_halves(z[CHAINS - 1][1], w[k + 1][1], h.z, h.w);
+      if (FINE) {
+        const uint4 h_low = load_matrices(from + now * BUFFER + HIDDEN + k * 2 * BLOCK);
+#pragma unroll
+        for (int m = 0; m < 2; m++) {
+          multiply_halves(z_low[0][m], w[k][m], h_low.x, h_low.y);
+          multiply_halves(z_low[1][m], load_four(own_low + (2 * k + m) * 512), h.x, h.y);
+        }
+#pragma unroll
+        for (int m = 0; m < 2; m++) {
+          multiply_halves(z_low[0][m], w[k + 1][m], h_low.z, h_low.w);
+          multiply_halves(z_low[1][m], load_four(own_low + (2 * k + 2 + m) * 512), h.z, h.w);
+        }
+      }
+      if (MOMENT) {
+#pragma unroll
+        for (int i = 8 * (k / 2) / CTAS; i < 8 * (k / 2 + 1) / CTAS; i++) drive_on(i, coming_z);
+      }
     }
 
     // While the products are on their way: nobody sends into this buffer again before it has our h_t.
-    if (CTAS > 1 && t > 0 && thread == 0) expect(received + 8 * now, 8 * WIDTH * 2);
+    if (CTAS > 1 && t > 0 && thread == 0) expect(received + 8 * now, 8 * WIDTH * 2 * PARTS);
+    if (MOMENT) fades = fades_of(t + 2);
 
     Gates gates[2];
     float h[2];
 #pragma unroll
-    for (int j = 0; j < 2; j++) {
-      gates[j] = gates_of(z[0][0][j] + z[1][0][j], z[0][0][2 + j] + z[1][0][2 + j],
-                          z[0][1][j] + z[1][1][j], z[0][1][2 + j] + z[1][1][2 + j]);
-      c[j] = fmaf(gates[j].f, c[j], gates[j].i * fmaf(2.f, gates[j].g, -1.f));
-      h[j] = gates[j].o * tanh_of(c[j]);
+    for (int n = 0; n < 2; n++) {
+      float sums[4];
+#pragma unroll
+      for (int gate = 0; gate < 4; gate++) {
+        const int m = gate / 2, e = gate % 2 * 2 + n;
+        sums[gate] = FINE ? fmaf(1.f / LOW, z_low[0][m][e] + z_low[FINE][m][e], z[0][m][e])
+                          : z[0][m][e] + z[CHAINS - 1][m][e];
+        if (EXTRAPOLATED) {
+          const float ahead = j[n] * reciprocal(j[n] + 3.f), sum = sums[gate];
+          sums[gate] = fmaf(ahead, sum - old[n][gate], sum);
+          old[n][gate] = sum;
+        }
+      }
+      gates[n] = gates_of(sums[0], sums[1], sums[2], sums[3]);
+      if (FINE) gates[n].g = fine_tanh(-0.5f / LOG2E * sums[2]);
+      c[n] = fmaf(gates[n].f, c[n], gates[n].i * (FINE ? gates[n].g : fmaf(2.f, gates[n].g, -1.f)));
+      h[n] = gates[n].o * (FINE ? fine_tanh(c[n]) : tanh_of(c[n]));
+      if (EXTRAPOLATED) j[n] = j[n] + 1.f == (float)every ? 0.f : j[n] + 1.f;
     }
 
     // 8 units x 8 rows to everyone: turned, lane 4 n + k holds units 2 k and 2 k + 1 of row n.
-    if (t + 1 < T) {
-      const u32 turned = transpose(half2_of(h[0], h[1]));
-      if (CTAS == 1) {
-        store(to + next * HIDDEN, turned);
-      } else {
+    if (t + 1 < steps) {
+      u32 turned[PARTS];
+      const u32 high = half2_of(h[0], h[1]);
+      turned[0] = transpose(high);
+      if (FINE) {
+        const float2 rounded = floats_of(high);
+        turned[PARTS - 1] = transpose(half2_of((h[0] - rounded.x) * LOW, (h[1] - rounded.y) * LOW));
+      }
 #pragma unroll
-        for (int i = 0; i < CTAS; i++)
-          send(to + next * HIDDEN + window[i], turned, received + 8 * next + window[i]);
+      for (int part = 0; part < PARTS; part++) {
+        const u32 at = to + next * BUFFER + part * HIDDEN;
+        if (CTAS == 1) {
+          store(at, turned[part]);
+        } else {
+#pragma unroll
+          for (int i = 0; i < CTAS; i++) send(at + window[i], turned[part], received + 8 * next + window[i]);
+        }
       }
     }
 
-    if (mine[0]) y[0] = h[0];
-    if (mine[1]) y[H] = h[1];
-    y += states;
+    if (mine[0] && t < ends[0]) y[0] = h[0];
+    if (mine[1] && t < ends[1]) y[H] = h[1];
+    if (!PACKED) y += states;
     if (keeps) {
-      *kept_gates = {counts_of(gates[0].i, gates[0].f), counts_of(gates[0].g, gates[0].o),
-                     counts_of(gates[1].i, gates[1].f), counts_of(gates[1].g, gates[1].o)};
-      kept_gates += blocks;
-      kept_cells += blocks;
-      *kept_cells = half2_of(c[0], c[1]);
+      if (FINE) {
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+          kept_gates[n * 32] = {__float_as_uint(gates[n].i), __float_as_uint(gates[n].f), __float_as_uint(gates[n].g),
+                                __float_as_uint(gates[n].o)};
+      } else {
+        *kept_gates = {counts_of(gates[0].i, gates[0].f), counts_of(gates[0].g, gates[0].o),
+                       counts_of(gates[1].i, gates[1].f), counts_of(gates[1].g, gates[1].o)};
+      }
+      kept_gates += blocks * PARTS;
+      kept_cells += blocks * PARTS;
+      keep_cells();
     }
-    if (t + 1 == T) {
-      last_h += (size_t)replica * states + place;
-      last_c += (size_t)replica * states + place;
-      if (mine[0]) last_h[0] = h[0], last_c[0] = c[0];
-      if (mine[1]) last_h[H] = h[1], last_c[H] = c[1];
-    }
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+      if (mine[n] && t + 1 == ends[n]) {
+        const size_t at = (size_t)replica * states + place + n * H;
+        last_h[at] = h[n];
+        last_c[at] = c[n];
+#pragma unroll
+        for (int gate = 0; gate < 4; gate++) {
+          const size_t channel = (((size_t)replica * B + row + n) * 4 + gate) * H + unit;
+          if (EXTRAPOLATED) last_z[channel] = (gate == 2 ? -0.5f / LOG2E : -1.f / LOG2E) * old[n][gate];
+        }
+      }
   }
   meet_cluster();  // nobody leaves while others may still write here
 }

@@ -21,7 +21,7 @@ Defines = tuple[tuple[str, int], ...]
 
 WINDOWS = os.name == "nt"
 # Attributes of a kernel, as the driver numbers them.
-LOCAL_BYTES, REGISTERS, DYNAMIC_SHARED = 3, 4, 8
+LOCAL_BYTES, REGISTERS, DYNAMIC_SHARED, SHARED_PERCENT = 3, 4, 8, 9
 NO_CONTEXT = 201  # an error of the driver
 FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
@@ -79,11 +79,11 @@ def resources(log: str) -> dict[str, Resources]:
     return found
 
 
-def cubin(source: str, arch: str, defines: Mapping[str, int]) -> bytes:
-    """The cubin from the cache on disk, or compiled and put there."""
-    key = repr((source, _options(arch, defines), _version()))
+def cubin(source: str, arch: str, defines: Mapping[str, int], driver: int = 0, anew: bool = False) -> bytes:
+    """The cubin from the cache on disk, or compiled and put there; anew: compiled in any case."""
+    key = repr((source, _options(arch, defines), _version(), driver))
     path = _folder() / f"{hashlib.sha256(key.encode()).hexdigest()}.cubin"
-    code = _read(path)
+    code = None if anew else _read(path)
     if code is None:
         code, _ = compile(source, arch, defines)
         _write(path, code)
@@ -111,6 +111,8 @@ class Kernel:
         self.name, self.device = name, device
         self._context, self._function = context, function.value
         self._shared = self._attribute(DYNAMIC_SHARED)
+        # The driver would leave a multiprocessor with as much shared memory as one CTA needs, and so alone.
+        self._set(SHARED_PERCENT, 100)
 
     def __call__(
         self, grid: tuple[int, int, int], block: int, args: Sequence[Argument], shared: int = 0
@@ -118,7 +120,7 @@ class Kernel:
         """Launches on torch's current stream, with so many bytes of dynamic shared memory."""
         driver, function = _driver(), self._function
         if shared > self._shared:
-            _call(self._context, driver.cuFuncSetAttribute, function, DYNAMIC_SHARED, shared)
+            self._set(DYNAMIC_SHARED, shared)
             self._shared = shared
         stream = torch._C._cuda_getCurrentRawStream(self.device)
         launch = function, *grid, block, 1, 1, shared, stream, pack(args), None
@@ -138,6 +140,9 @@ class Kernel:
     def local_bytes(self) -> int:
         """Local memory of a thread: its stack and what is spilled."""
         return self._attribute(LOCAL_BYTES)
+
+    def _set(self, which: int, value: int) -> None:
+        _call(self._context, _driver().cuFuncSetAttribute, self._function, which, value)
 
     def _attribute(self, which: int) -> int:
         value = ctypes.c_int()
@@ -181,12 +186,18 @@ def _module(source: str, defines: Defines, device: int) -> tuple[int | None, int
         raise RuntimeError(
             "kernels can't be loaded while a CUDA graph is captured: run the layer once before"
         )
-    major, minor = torch.cuda.get_device_capability(device)
-    code = cubin(source, f"sm_{major}{minor}", dict(defines))
-    driver, number, context, module = _driver(), ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
+    driver, number, version = _driver(), ctypes.c_int(), ctypes.c_int()
+    context, module = ctypes.c_void_p(), ctypes.c_void_p()
+    _check(driver.cuDriverGetVersion(ctypes.byref(version)))
     _check(driver.cuDeviceGet(ctypes.byref(number), device))
     _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), number))
-    _call(context.value, driver.cuModuleLoadData, ctypes.byref(module), code)
+    major, minor = torch.cuda.get_device_capability(device)
+    what = source, f"sm_{major}{minor}", dict(defines), version.value
+    try:
+        _call(context.value, driver.cuModuleLoadData, ctypes.byref(module), cubin(*what))
+    except RuntimeError:
+        # What the cache has is whole, and not what the driver takes: once more, without it.
+        _call(context.value, driver.cuModuleLoadData, ctypes.byref(module), cubin(*what, anew=True))
     return context.value, module.value
 
 

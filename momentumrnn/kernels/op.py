@@ -1,20 +1,21 @@
 """A layer of many LSTMs as operators of torch: their definition, and how autograd, vmap and tracing see them.
 
-    v_t = decay_t v_{t-1} + step (W x_t + b_ih), v_{-1} = 0     the drive; without a decay W x_t + b_ih
-    i, f, g, o = v_t + U h_{t-1} + b_hh
+    a_t = W x_t + b_ih
+    v_t = decay v_{t-1} + gain a_t           the drive; without a momentum it is a_t
+    n_t = beta n_{t-1} + (1 - beta) a_t²     if there is a beta: then v_t / sqrt(n_t + eps²) is the drive
+    z_t = drive_t + U h_{t-1} + b_hh
+    i, f, g, o = z_t                         or z_t + mu_j (z_t - z_{t-1}), mu_j = j / (j + 3)
     c_t = σ(f) c_{t-1} + σ(i) tanh(g),  h_t = σ(o) tanh(c_t)
 
-Every tensor but decay has a leading axis: R replicas, or 1, which all replicas share.
-
-    x (R, T, B, D), w_ih (R, 4H, D), w_hh (R, 4H, H), b_ih and b_hh (R, 4H), h0 and c0 (R, B, H);
-    decay (T, 1) or (T, B), which has no gradient; without w_ih, b_ih and decay, x is the drive, (R, T, B, 4H)
-
-`momentumrnn::lstm` returns y (R, T, B, H), the final h and c (R, B, H) and, where it should keep them, two
-buffers that only `fused` can read. `momentumrnn::lstm_backward` returns gradients in the inputs' shapes: of a
-shared input the sum over all replicas, of one that needs none an empty tensor. On a CPU the definition runs.
+`Inputs` says what each input is. `momentumrnn::lstm` returns y, (R, T, B, H) or (R, N, H), the final h and c,
+(R, B, H), and the final z, v and n, (R, B, 4H) where their first ones were given, else empty; and, where it
+should keep them, three buffers that only `fused` can read. `momentumrnn::lstm_backward` returns gradients in
+the inputs' shapes: of a shared input the sum over all replicas, of one that needs none an empty tensor. On a
+CPU the definition runs.
 """
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -23,135 +24,143 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-_inputs = (
-    "Tensor x, Tensor? w_ih, Tensor w_hh, Tensor? b_ih, Tensor? b_hh, Tensor h0, Tensor c0, "
-    "Tensor? decay, float step"
-)
+from .inputs import REPLICATED, TENSORS, Inputs
+
+OUTPUTS = 6
+
+_kinds = {Tensor | None: "Tensor?", float | None: "float?", Sequence[int]: "int[]"}
+_inputs = ", ".join(f"{_kinds.get(t) or t.__name__} {name}" for name, t in Inputs.__annotations__.items())
+_outputs = "Tensor y, Tensor h, Tensor c, Tensor z, Tensor v, Tensor n"
+_kept = "Tensor gates, Tensor cells, Tensor moments"
 _library: Any = torch.library.Library("momentumrnn", "DEF")  # type: ignore[no-untyped-call]
-_library.define(f"lstm({_inputs}, bool keep) -> (Tensor y, Tensor h, Tensor c, Tensor gates, Tensor cells)")
+_library.define(f"lstm({_inputs}, bool keep) -> ({_outputs}, {_kept})")
 _library.define(
-    f"lstm_backward(Tensor? dy, Tensor? dh, Tensor? dc, Tensor y, Tensor gates, Tensor cells, {_inputs}, "
-    "bool[] needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+    "lstm_backward(Tensor? dy, Tensor? dh, Tensor? dc, Tensor? dz, Tensor? dv, Tensor? dn, Tensor y_, "
+    f"{_kept}, {_inputs}, bool[] needs) -> ({', '.join(['Tensor'] * TENSORS)})"
 )
 _lstm: Any = torch.ops.momentumrnn.lstm.default
 _lstm_backward: Any = torch.ops.momentumrnn.lstm_backward.default
 
 
-def _run(
-    x: Tensor,
-    w_ih: Tensor | None,
-    w_hh: Tensor,
-    b_ih: Tensor | None,
-    b_hh: Tensor | None,
-    h: Tensor,
-    c: Tensor,
-    decay: Tensor | None,
-    step: float,
-) -> tuple[list[tuple[Tensor, Tensor, Tensor, Tensor]], list[Tensor], list[Tensor]]:
-    """The definition: σ(i), σ(f), tanh(g) and σ(o) of all steps; h and c, those of the beginning first."""
-    a = x if w_ih is None else x @ w_ih.mT.unsqueeze(1)
-    a = step * (a if b_ih is None else a + b_ih[:, None, None])
-    v, gates, hs, cs = torch.zeros_like(a[:, 0]), [], [h], [c]
-    for t, a_t in enumerate(a.unbind(1)):
-        v = a_t if decay is None else decay[t, :, None] * v + a_t
-        z = v + hs[t] @ w_hh.mT
-        i, f, g, o = (z if b_hh is None else z + b_hh[:, None]).chunk(4, -1)
-        gates.append((i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()))
-        i, f, g, o = gates[t]
-        cs.append(f * cs[t] + i * g)
-        hs.append(o * cs[-1].tanh())
-    return gates, hs, cs
+class _Moving:
+    """A tensor of the state, (R, B, ...), of which a step changes the first rows."""
+
+    def __init__(self, start: Tensor) -> None:
+        self.all = start
+
+    def first(self, rows: int) -> Tensor:
+        return self.all[:, :rows]
+
+    def become(self, new: Tensor) -> Tensor:
+        whole = new.shape[1] == self.all.shape[1]
+        self.all = new if whole else torch.cat([new, self.all[:, new.shape[1] :]], 1)
+        return new
 
 
-def _gradients(
-    dy: Tensor | None,
-    dh: Tensor | None,
-    dc: Tensor | None,
-    x: Tensor,
-    w_ih: Tensor | None,
-    w_hh: Tensor,
-    b_ih: Tensor | None,
-    b_hh: Tensor | None,
-    h0: Tensor,
-    c0: Tensor,
-    decay: Tensor | None,
-    step: float,
-    needs: Sequence[bool],
-) -> tuple[Tensor, ...]:
+def _run(inputs: Inputs) -> tuple[Tensor, ...]:
+    """The definition."""
+    x, w_ih, w_hh, b_ih, b_hh, h0, c0, z0, mu, gain, v0, n0, j, decay, step, beta, eps, *_ = inputs
+    replicas = inputs.replicas
+    width, driven = w_hh.shape[1], decay is not None or inputs.in_gate_space
+
+    def start(t: Tensor | None) -> _Moving:
+        zero = h0.new_zeros(1, h0.shape[1], width)
+        return _Moving((zero if t is None else t).expand(replicas, -1, -1))
+
+    h, c, z, v, n = map(start, (h0, c0, z0, v0, n0))
+    a = x if inputs.sizes else x.flatten(1, 2)
+    a = a if w_ih is None else a @ w_ih.mT
+    a = a if b_ih is None else a + b_ih[:, None]
+    ys = []
+    for t, a_t in enumerate(torch.split_with_sizes(a, list(inputs.steps), 1)):
+        rows = a_t.shape[1]
+        drive = a_t
+        if driven:
+            fade = mu[:, None] if mu is not None else decay[t, :rows, None]  # type: ignore[index]
+            drive = v.become(fade * v.first(rows) + (step if gain is None else gain[:, None]) * a_t)
+        if beta is not None:
+            n_t = n.become(beta * n.first(rows) + (1 - beta) * a_t * a_t)
+            drive = drive / ((n_t + eps**2).sqrt() if inputs.eps_in_sqrt else n_t.sqrt() + eps)
+        gates = drive + h.first(rows) @ w_hh.mT
+        gates = gates if b_hh is None else gates + b_hh[:, None]
+        if z0 is not None and j is not None:
+            before, j_t = z.first(rows), (j[:, :rows, None] + t) % inputs.every
+            gates = z.become(gates.expand_as(before)) + j_t / (j_t + 3) * (gates - before)
+        i, f, g, o = gates.chunk(4, -1)
+        c_t = c.become(f.sigmoid() * c.first(rows) + i.sigmoid() * g.tanh())
+        ys.append(h.become(o.sigmoid() * c_t.tanh()))
+    y = torch.cat(ys, 1)
+    y = y if inputs.sizes else y.view(len(y), *x.shape[1:3], -1)
+    last = (x.new_empty(0) if t is None else m.all for m, t in ((z, z0), (v, v0), (n, n0)))
+    return y, h.all, c.all, *last
+
+
+def _gradients(grads: Sequence[Tensor | None], inputs: Inputs, needs: Sequence[bool]) -> tuple[Tensor, ...]:
     """What `lstm_backward` returns, by the definition."""
-    gates, hs, cs = _run(x, w_ih, w_hh, b_ih, b_hh, h0, c0, decay, step)
-    zero = torch.zeros_like(cs[-1])
-    dh, dc = (zero if d is None else d for d in (dh, dc))
-    dzs: list[Tensor] = []
-    dvs: list[Tensor] = []
-    for t in reversed(range(len(gates))):
-        i, f, g, o = gates[t]
-        u = cs[t + 1].tanh()
-        dh = dh if dy is None else dh + dy[:, t]
-        dc = dc + dh * o * (1 - u * u)
-        parts = dc * g * i * (1 - i), dc * cs[t] * f * (1 - f), dc * i * (1 - g * g), dh * u * o * (1 - o)
-        dzs.append(torch.cat(parts, -1))
-        dvs.append(dzs[-1] if decay is None or not dvs else dzs[-1] + decay[t + 1, :, None] * dvs[-1])
-        dh, dc = dzs[-1] @ w_hh, dc * f
-    dz, da = torch.stack(dzs[::-1], 1), step * torch.stack(dvs[::-1], 1)
-    before = torch.stack([h.expand_as(zero) for h in hs[:-1]], 1)
-    found = (
-        da if w_ih is None else da @ w_ih.unsqueeze(1),
-        torch.einsum("rtbg,rtbd->rgd", da, x.expand(len(da), -1, -1, -1)),
-        torch.einsum("rtbg,rtbh->rgh", dz, before),
-        da.sum((1, 2)),
-        dz.sum((1, 2)),
-        dh,
-        dc,
-    )
-    inputs = x, w_ih, w_hh, b_ih, b_hh, h0, c0
-    return tuple(
-        x.new_empty(0) if t is None or not n else d.sum(0, keepdim=True) if len(t) < len(d) else d
-        for t, d, n in zip(inputs, found, needs, strict=True)
-    )
+    tensors, rest = inputs.tensors, inputs[TENSORS:]
+    wanted = [need and t is not None for t, need in zip(tensors, needs, strict=True)]
+
+    def outputs(*given: Tensor) -> tuple[Tensor, ...]:
+        some = iter(given)
+        every: Any = (next(some) if want else t for t, want in zip(tensors, wanted, strict=True))
+        return _run(Inputs(*every, *rest))
+
+    # Unlike torch.autograd.grad, it also runs under torch.func, and below autograd.
+    values, pull, *_ = torch.func.vjp(outputs, *(t for t, want in zip(tensors, wanted, strict=True) if want))
+    back = pull(tuple(torch.zeros_like(y) if g is None else g for y, g in zip(values, grads, strict=True)))
+    some = iter(back)
+    return tuple(next(some) if want else inputs.x.new_empty(0) for want in wanted)
 
 
 def _on_cpu(*args: Any) -> tuple[Tensor, ...]:
-    *given, keep = args
-    _, hs, cs = _run(*given)
-    y = torch.stack(hs[1:], 1)
-    return y, hs[-1], cs[-1], *(b.zero_() for b in _buffers(y, keep))
+    inputs, keep = Inputs(*args[:-1]), args[-1]
+    outputs = [t.clone(memory_format=torch.contiguous_format) for t in _run(inputs)]
+    return *outputs, *(b.zero_() for b in _buffers(inputs, keep))
 
 
 def _backward_on_cpu(*args: Any) -> tuple[Tensor, ...]:
-    return tuple(g.contiguous() for g in _gradients(*args[:3], *args[6:]))
+    # No mode of torch, under which torch.func fails here, reaches into another thread.
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(_gradients, args[:OUTPUTS], Inputs(*args[10:-1]), args[-1]).result()
+    return tuple(g.detach().contiguous() for g in found)
 
 
 def _on_cuda(*args: Any) -> tuple[Tensor, ...]:
     from . import fused
 
-    return fused.forward(*args)
+    return fused.forward(Inputs(*args[:-1]), args[-1])
 
 
 def _backward_on_cuda(*args: Any) -> tuple[Tensor, ...]:
     from . import fused
 
-    return fused.backward(*args)
+    return fused.backward(args[:OUTPUTS], args[OUTPUTS:10], Inputs(*args[10:-1]), args[-1])
 
 
 def _traced(*args: Any) -> tuple[Tensor, ...]:
-    x, _, w_hh, *_, h0, _, _, _, keep = args
-    replicas = max(t.shape[0] for t in args[:7] if t is not None)
-    y = x.new_empty(replicas, *x.shape[1:3], w_hh.shape[2])
-    h, c = (x.new_empty(replicas, *h0.shape[1:]) for _ in range(2))
-    return y, h, c, *_buffers(y, keep)
+    inputs, keep = Inputs(*args[:-1]), args[-1]
+    x, rows, size = inputs.x, inputs.h0.shape[1], inputs.w_hh.shape[2]
+    replicas = inputs.replicas
+    y = x.new_empty(replicas, *x.shape[1:-1], size)
+    h, c = (x.new_empty(replicas, rows, size) for _ in range(2))
+    firsts = inputs.z0, inputs.v0, inputs.n0
+    last = [x.new_empty(0 if t is None else (replicas, rows, 4 * size)) for t in firsts]
+    return y, h, c, *last, *_buffers(inputs, keep)
 
 
 def _backward_traced(*args: Any) -> tuple[Tensor, ...]:
-    x, needs = args[6], args[-1]
-    return tuple(x.new_empty(t.shape if n else 0) for t, n in zip(args[6:13], needs, strict=True))
+    tensors, needs = args[10 : 10 + TENSORS], args[-1]
+    x = tensors[0]
+    return tuple(
+        x.new_empty(0 if t is None or not n else t.shape) for t, n in zip(tensors, needs, strict=True)
+    )
 
 
-def _buffers(y: Tensor, keep: bool) -> list[Tensor]:
+def _buffers(inputs: Inputs, keep: bool) -> list[Tensor]:
     """Room for what `lstm` keeps."""
     from . import fused
 
-    return [y.new_empty(n, dtype=torch.int32) for n in (fused.kept(*y.shape) if keep else (0, 0))]
+    return [inputs.x.new_empty(n, dtype=torch.int32) for n in (fused.kept(inputs) if keep else (0, 0, 0))]
 
 
 def _below(op: Any, keys: torch._C.DispatchKeySet, args: Sequence[Any]) -> Any:
@@ -163,22 +172,29 @@ def _below(op: Any, keys: torch._C.DispatchKeySet, args: Sequence[Any]) -> Any:
 class _Forward(_SingleLevelFunction):
     @staticmethod
     def forward(ctx: Any, keys: torch._C.DispatchKeySet, *args: Any) -> Any:
-        if ctx.needs_input_grad[8]:
-            raise ValueError("decay should not require a gradient, for it has none")
+        for name, needed in zip(Inputs._fields, ctx.needs_input_grad[1:], strict=False):
+            if needed and name in ("decay", "j0"):
+                raise ValueError(f"{name} should not require a gradient, for it has none")
         *given, _ = args
         # Below this level of autograd there may be others, of torch.func, which should follow what is done.
         with torch.enable_grad():
-            y, h, c, gates, cells = _below(_lstm, keys, (*given, True))
-        *tensors, ctx.step = given
-        ctx.save_for_backward(y, gates, cells, *tensors)
+            outputs = _below(_lstm, keys, (*given, True))
+        tensors = TENSORS + 2
+        ctx.rest = given[tensors:]
+        ctx.save_for_backward(outputs[0], *outputs[OUTPUTS:], *given[:tensors])
         ctx.set_materialize_grads(False)
-        return y, h, c, gates, cells
+        return outputs
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        needs = ctx.needs_input_grad[1:8]
-        found = _lstm_backward(*grads[:3], *ctx.saved_tensors, ctx.step, needs)
-        return None, *(g if n else None for g, n in zip(found, needs, strict=True)), None, None, None
+        needs = ctx.needs_input_grad[1 : 1 + TENSORS]
+        found = _lstm_backward(*grads[:OUTPUTS], *ctx.saved_tensors, *ctx.rest, needs)
+        return None, *(g if n else None for g, n in zip(found, needs, strict=True)), *_nothing(ctx.rest)
+
+
+def _nothing(rest: Sequence[Any]) -> list[None]:
+    """The gradients of what comes after the tensors: decay, j0, the rest, and one more."""
+    return [None] * (len(rest) + 3)
 
 
 class _Backward(_SingleLevelFunction):
@@ -186,29 +202,29 @@ class _Backward(_SingleLevelFunction):
 
     @staticmethod
     def forward(ctx: Any, keys: torch._C.DispatchKeySet, *args: Any) -> Any:
-        ctx.step, ctx.needs = args[14:]
-        ctx.save_for_backward(*args[:3], *args[6:14])
+        tensors = 10 + TENSORS + 2
+        *ctx.rest, ctx.needs = args[tensors:]
+        ctx.save_for_backward(*args[:OUTPUTS], *args[10:tensors])
         ctx.set_materialize_grads(False)
         with torch.enable_grad():
             return _below(_lstm_backward, keys, args)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        *tensors, decay = ctx.saved_tensors
-        rest: list[Any] = [decay, ctx.step, ctx.needs]
-        needs = ctx.needs_input_grad[1:4] + ctx.needs_input_grad[7:14]
+        tensors, constants = ctx.saved_tensors[:-2], ctx.saved_tensors[-2:]
+        needs = ctx.needs_input_grad[1 : 1 + OUTPUTS] + ctx.needs_input_grad[11 : 11 + TENSORS]
 
         def again(*needed: Tensor) -> tuple[Tensor, ...]:
             given = iter(needed)
             every: list[Any] = [next(given) if n else t for t, n in zip(tensors, needs, strict=True)]
-            return _gradients(*every, *rest)
+            inputs = Inputs(*every[OUTPUTS:], *constants, *ctx.rest)
+            return _gradients(every[:OUTPUTS], inputs, ctx.needs)
 
-        # Unlike torch.autograd.grad, it also runs under torch.func.
         values, pull, *_ = torch.func.vjp(again, *(t for t, n in zip(tensors, needs, strict=True) if n))
         grads = tuple(torch.zeros_like(v) if g is None else g for v, g in zip(values, grads, strict=True))
         given = iter(pull(grads))
         found = [next(given) if n else None for n in needs]
-        return None, *found[:3], None, None, None, *found[3:], None, None, None
+        return None, *found[:OUTPUTS], *[None] * 4, *found[OUTPUTS:], *_nothing(ctx.rest)
 
 
 def _differentiable(op: Any, function: Any) -> Callable[..., Any]:
@@ -241,31 +257,42 @@ def _fold(t: Tensor | None, size: int, replicas: int, shared: bool = True) -> Te
     return t.expand(size, replicas, *t.shape[2:]).flatten(0, 1)
 
 
-def _batched(info: Any, dims: Any, *args: Any) -> Any:
-    if dims[7] is not None:
+def _check_decay(dim: int | None) -> None:
+    if dim is not None:
         raise ValueError("decay should be the same for all: vmap can't run over it")
-    tensors = _moved(args[:7], dims[:7])
+
+
+def _batched(info: Any, dims: Any, *args: Any) -> Any:
+    _check_decay(dims[REPLICATED])
+    tensors = _moved(args[:REPLICATED], dims[:REPLICATED])
     replicas = max(t.shape[1] for t in tensors if t is not None)
-    folded = [_fold(t, info.batch_size, replicas) for t in tensors]
-    *outputs, gates, cells = _lstm(*folded, *args[7:])
-    outputs = [o.unflatten(0, (info.batch_size, replicas)) for o in outputs]
-    # The buffers are for all at once: they have no axis of vmap's.
-    return (*outputs, gates, cells), (0, 0, 0, None, None)
+    found = _lstm(*(_fold(t, info.batch_size, replicas) for t in tensors), *args[REPLICATED:])
+    # The buffers are for all at once: they have no axis of vmap's, nor has what is empty.
+    own = [i < OUTPUTS and t.dim() > 1 for i, t in enumerate(found)]
+    outputs = (
+        t.unflatten(0, (info.batch_size, replicas)) if o else t for t, o in zip(found, own, strict=True)
+    )
+    return tuple(outputs), tuple(0 if o else None for o in own)
 
 
 def _backward_batched(info: Any, dims: Any, *args: Any) -> Any:
-    dy, dh, dc, y, *inputs = _moved([*args[:4], *args[6:13]], [*dims[:4], *dims[6:13]])
+    last = 10 + REPLICATED
+    _check_decay(dims[last])
+    *grads, y = _moved(args[: OUTPUTS + 1], dims[: OUTPUTS + 1])
+    inputs = _moved(args[10:last], dims[10:last])
     size, replicas, needs = info.batch_size, y.shape[1], args[-1]
     # One gradient for each of vmap's: an input that they share won't do.
-    folded = [_fold(t, size, replicas, not n) for t, n in zip(inputs, needs, strict=True)]
-    if dims[3] is None:
+    folded = [_fold(t, size, replicas, not n) for t, n in zip(inputs, [*needs, False], strict=True)]
+    if dims[OUTPUTS] is None:
         # The layer ran outside of this vmap, and kept too little.
-        kept, _, _, gates, cells = _lstm(*folded, *args[13:15], True)
+        again = _lstm(*folded, *args[last:-1], True)
+        kept = again[0], *again[OUTPUTS:]
     else:
-        kept, gates, cells = _fold(y, size, replicas), *args[4:6]
-    grads = (_fold(g, size, replicas, False) for g in (dy, dh, dc))
-    found = list(_lstm_backward(*grads, kept, gates, cells, *folded, *args[13:]))
-    for i, (t, need) in enumerate(zip(inputs, needs, strict=True)):
+        kept = _fold(y, size, replicas), *args[OUTPUTS + 1 : 10]
+    # What is empty, the gradient of an output that is, has no axis.
+    given = (None if g is None or g.dim() < 4 else _fold(g, size, replicas, False) for g in grads)
+    found = list(_lstm_backward(*given, *kept, *folded, *args[last:]))
+    for i, (t, need) in enumerate(zip(inputs, needs, strict=False)):
         if need:
             found[i] = found[i].unflatten(0, (size, replicas))
             if t.shape[1] < replicas:
@@ -285,63 +312,65 @@ for _op, _function, _cpu, _cuda, _fake, _vmap in (
     torch.library.register_vmap(_name, _vmap, lib=_library)
 
 
-def lstm(
-    x: Tensor,
-    w_ih: Tensor | None,
-    w_hh: Tensor,
-    b_ih: Tensor | None,
-    b_hh: Tensor | None,
-    h0: Tensor,
-    c0: Tensor,
-    decay: Tensor | None = None,
-    step: float = 1.0,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """y, h and c of one direction of one layer, in the shapes above."""
-    _check(x, w_ih, w_hh, b_ih, b_hh, h0, c0, decay, step)
+def lstm(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+    """y, h, c, z, v and n of one direction of one layer; arguments are those of `Inputs`, checked."""
+    inputs = Inputs(*args, **kwargs)
+    _check(inputs)
     # Nothing is kept unless autograd says so: under torch.func nobody else can know.
-    y, h, c, _, _ = _lstm(x, w_ih, w_hh, b_ih, b_hh, h0, c0, decay, step, False)
-    return y, h, c
+    return tuple(_lstm(*inputs, False)[:OUTPUTS])
 
 
-def _check(
-    x: Tensor,
-    w_ih: Tensor | None,
-    w_hh: Tensor,
-    b_ih: Tensor | None,
-    b_hh: Tensor | None,
-    h0: Tensor,
-    c0: Tensor,
-    decay: Tensor | None,
-    step: float,
-) -> None:
-    if x.dim() != 4 or x.shape[1] == 0:
+def _check(inputs: Inputs) -> None:
+    x, w_hh, sizes = inputs.x, inputs.w_hh, list(inputs.sizes)
+    if sizes:
+        if any(b > a for a, b in zip([*sizes[:1], *sizes], sizes, strict=False)) or sizes[-1] < 1:
+            raise ValueError(f"sizes should fall from step to step, to 1 at least, got {sizes}")
+        if x.dim() != 3 or x.shape[1] != sum(sizes):
+            raise ValueError(
+                f"x should have shape (R, {sum(sizes)}, D) with these sizes, got {tuple(x.shape)}"
+            )
+    elif x.dim() != 4 or x.shape[1] == 0:
         raise ValueError(f"x should have shape (R, T, B, D), T at least 1, got {tuple(x.shape)}")
     if w_hh.dim() != 3:
         raise ValueError(f"w_hh should have shape (R, 4H, H), got {tuple(w_hh.shape)}")
-    if w_ih is None and not (b_ih is None and decay is None):
-        raise ValueError("b_ih and decay should be None where w_ih is None, got a tensor")
-    if decay is None and step != 1:
-        raise ValueError(f"step should be 1 where decay is None, got {step}")
-    _, steps, rows, features = x.shape
-    size = w_hh.shape[2]
+    momenta = {
+        name: getattr(inputs, name) is not None for name in ("decay", "mu", "gain", "v0", "n0", "beta")
+    }
+    if inputs.w_ih is None and (inputs.b_ih is not None or any(momenta.values())):
+        name = next(name for name in ("b_ih", *momenta) if getattr(inputs, name) is not None)
+        raise ValueError(f"{name} should be None where w_ih is None")
+    if (momenta["decay"] + momenta["mu"]) != any((*momenta.values(), inputs.step != 1)):
+        raise ValueError(
+            "a momentum should have one of decay and mu, got " + ("both" if momenta["mu"] else "none")
+        )
+    if momenta["gain"] and inputs.step != 1:
+        raise ValueError(f"step should be 1 where gain is given, got {inputs.step}")
+    if momenta["n0"] != (momenta["v0"] and momenta["beta"]):
+        raise ValueError("n0 should be given where v0 and beta are, and only there")
+    if (inputs.z0 is None) != (inputs.j0 is None):
+        raise ValueError("z0 and j0 should be given both or not at all")
+    rows, steps = (sizes[0], len(sizes)) if sizes else (x.shape[2], x.shape[1])
+    lead, size, features = x.shape[1:-1], w_hh.shape[2], x.shape[-1]
     gates = 4 * size
-    expected = (
-        ("x", x, (steps, rows, gates if w_ih is None else features)),
-        ("w_ih", w_ih, (gates, features)),
-        ("w_hh", w_hh, (gates, size)),
-        ("b_ih", b_ih, (gates,)),
-        ("b_hh", b_hh, (gates,)),
-        ("h0", h0, (rows, size)),
-        ("c0", c0, (rows, size)),
-    )
-    given = [(name, t.shape, shape) for name, t, shape in expected if t is not None]
-    for name, got, shape in given:
-        if got[1:] != shape:
-            wanted = ", ".join(map(str, shape))
+    shapes = {
+        "x": (*lead, gates if inputs.w_ih is None else features),
+        "w_ih": (gates, features),
+        "w_hh": (gates, size),
+        **dict.fromkeys(("b_ih", "b_hh", "mu", "gain"), (gates,)),
+        **dict.fromkeys(("h0", "c0"), (rows, size)),
+        **dict.fromkeys(("z0", "v0", "n0"), (rows, gates)),
+        "j0": (rows,),
+    }
+    got: Any
+    given = {name: t.shape for name in shapes if (t := getattr(inputs, name)) is not None}
+    for name, got in given.items():
+        if got[1:] != shapes[name]:
+            wanted = ", ".join(map(str, shapes[name]))
             raise ValueError(f"{name} should have shape (R, {wanted}), got {tuple(got)}")
-    replicas = max([got[0] for _, got, _ in given])
-    for name, got, _ in given:
+    replicas = max(got[0] for got in given.values())
+    for name, got in given.items():
         if got[0] != replicas and got[0] != 1:
             raise ValueError(f"{name} should have a leading axis of {replicas} or 1, got shape {tuple(got)}")
+    decay = inputs.decay
     if decay is not None and decay.shape != (steps, rows) and decay.shape != (steps, 1):
         raise ValueError(f"decay should have shape ({steps}, {rows} or 1), got {tuple(decay.shape)}")

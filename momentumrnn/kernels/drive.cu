@@ -1,0 +1,268 @@
+// The backward pass of a momentum in gate space, one that divides by a second moment, carries a state or has a decay for
+// each channel. The forward one is part of `lstm_forward`: for each row of the batch and each channel
+//
+//   a_t = w . x_t + b_ih,   v_t = d_t v_{t-1} + s a_t,   n_t = beta n_{t-1} + rest a_t^2,
+//   drive_t = v_t (MOMENT = 1),   or v_t / sqrt(n_t + eps^2) (2),   or v_t / (sqrt(n_t) + eps) (3).
+//
+// A thread has a row and CHANNELS channels, and goes through time alone: no sum depends on the order of threads. There may
+// be few threads, so the loads of many steps are on their way together. All in float32.
+//
+// Row (t, b) of what has N rows is begins[t] + b if PACKED, else t B + b; each row b has its own number of steps, and beyond
+// them nothing is read or written. Channels are woven, unit * 4 + gate, inside, and in torch's order, gate * H + unit, in
+// what is the user's. Replicas are blockIdx.y; an `each_` of 0 marks what they share.
+//
+// Compiled for FEATURES = 0 (a itself is given) to 15, MOMENT = 1 to 3, and PACKED, TABLE (decays are those of a table, not of
+// channels), LEARNED (d mu and d gain, too), PASSED (da is written), FINE = 0 or 1; CHANNELS = 2, or 1 where
+// threads are few. Threads: B 4H / CHANNELS.
+
+constexpr int SECOND = MOMENT > 1;
+constexpr int THREADS = 128;                        // of a block
+constexpr int SPACING = 8;                          // steps from one kept state to the next, as in `lstm_forward`
+constexpr int WIDTH = FEATURES > 0 ? FEATURES : CHANNELS;  // numbers that a thread reads in a step
+constexpr int HELD = FEATURES > 2 ? 0 : 1;          // whether x of so many steps is in registers
+constexpr int SUMS = FEATURES + 3;                  // of a row and channel: dW, db, d mu, d gain
+
+// What rounding to bfloat16 loses; nothing of inf.
+__device__ inline float low_part(float x) {
+  const float high = bfloat_part(x);
+  return fabsf(high) < __uint_as_float(0x7f800000) ? x - high : 0.f;
+}
+
+// Halves, or bfloat16s, of a thread's channels.
+__device__ inline float2 halves_at(const u16 *p) { return floats_of(CHANNELS == 2 ? *(const u32 *)p : *p); }
+__device__ inline void put_bfloats(u16 *p, const float (&x)[CHANNELS]) {
+  if (CHANNELS == 2)
+    *(u32 *)p = bfloat2_of(x[0], x[CHANNELS - 1]);
+  else
+    *p = (u16)bfloat2_of(x[0], 0.f);
+}
+struct Yes {
+  static constexpr bool value = true;
+};
+struct No {
+  static constexpr bool value = false;
+};
+
+// What a thread owns: a row b, and the channels from j on of all 4 H.
+struct Owned {
+  int b, j, H;
+
+  __device__ Owned(int H) : H(H) {
+    const int i = blockIdx.x * THREADS + threadIdx.x;
+    b = i / (4 / CHANNELS * H);
+    j = i % (4 / CHANNELS * H) * CHANNELS;
+  }
+  __device__ int place(int c) const { return (j % 4 + c) * H + j / 4; }  // of a channel in torch's order
+};
+// The numbers of a channel.
+struct Channel {
+  float w[FEATURES > 0 ? FEATURES : 1], bias, gain, mu;
+
+  __device__ float project(const float *x, int c) const {
+    if (FEATURES == 0) return x[c] + bias;
+    float a = bias;
+#pragma unroll
+    for (int f = 0; f < FEATURES; f++) a = fmaf(w[f], x[f], a);
+    return a;
+  }
+};
+struct Given {
+  const float *w_ih, *b_ih, *decay, *mu, *gain;
+  int decays, each_w, each_bias, each_mu, each_gain;
+  float step;
+
+  __device__ Channel channel(int r, int place, int width) const {
+    Channel c;
+#pragma unroll
+    for (int f = 0; f < FEATURES; f++) c.w[f] = w_ih[((size_t)r * each_w * width + place) * FEATURES + f];
+    c.bias = b_ih ? b_ih[(size_t)r * each_bias * width + place] : 0.f;
+    c.gain = gain ? gain[(size_t)r * each_gain * width + place] : step;
+    c.mu = !TABLE ? mu[(size_t)r * each_mu * width + place] : 0.f;
+    return c;
+  }
+  // The decay of a step, of which channels have none of their own.
+  __device__ float fade(int t, int b) const { return TABLE ? decay[decays > 1 ? (size_t)t * decays + b : t] : 0.f; }
+  __device__ float of(const Channel &c, float fade) const { return TABLE ? fade : c.mu; }
+};
+__device__ inline float second_moment(float n, float beta, float rest, float a) { return fmaf(beta, n, rest * a * a); }
+
+// Backwards over the steps from `first`, a multiple of SPACING, to `last`, so many of them at a time: their moments are
+// computed again from what was kept, then it goes back through them. With g the gradient of the drive and r the factor of v,
+//
+//   dv_t = g_t r_t + d_{t+1} dv_{t+1},   dn_t = g_t d drive / dn + beta dn_{t+1},   da_t = s dv_t + 2 rest a_t dn_t.
+//
+// For dn it has -2 dn, whose part of a step is g v r^3 in the first form, g v r^2 / sqrt(n) in the second.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    drive_backward(const float *__restrict__ x,        // (R, N, FEATURES), or a itself, (R, N, H, 4)
+                   const float *__restrict__ w_ih,     // (R, 4 H, FEATURES), or null
+                   const float *__restrict__ b_ih,     // (R, 4 H), or null
+                   const float *__restrict__ decay,    // (T, 1) or (T, B), if TABLE
+                   const float *__restrict__ mu,       // (R, 4 H), if not
+                   const float *__restrict__ gain,     // (R, 4 H), or null: `step`
+                   const float *__restrict__ kept,     // (R, T / SPACING, B, H, 1 or 2, 4)
+                   const int *__restrict__ begins,     // (T + 1), if PACKED
+                   const int *__restrict__ lengths,    // (B), if PACKED
+                   const u16 *__restrict__ dz,         // (R, room, H, 4): S g, of the rows from (first, 0) on
+                   const u16 *__restrict__ dz_low,     // the same: 2048 times what these halves left; if FINE
+                   const float *__restrict__ scales,   // (R, room): 1 / S
+                   float *__restrict__ dv,             // (R, B, 4 H): comes with d dv of step `last`, or what last_v
+                   float *__restrict__ dn,             // and last_n have; goes with d dv of step `first`
+                   float *__restrict__ sums,           // (R, B, H, 4, SUMS), added to
+                   u16 *__restrict__ da,               // (2, or 3 if FINE, R, room, H, 4): bfloat16s that add up to it; if PASSED
+                   int first, int last, int room, int T, int B, int H, int N, int decays, int each_x,
+                   int each_w, int each_bias, int each_mu, int each_gain, float step, float beta, float rest,
+                   float eps) {  // rest: 1 - beta
+  // Of a wide x, which is read twice, a and then da of this thread's steps.
+  __shared__ float columns[HELD ? 1 : SPACING][CHANNELS][THREADS];
+  const Owned own(H);
+  const int width = 4 * H, b = own.b, r = blockIdx.y;
+  if (b >= B) return;
+  const int end = min(PACKED ? lengths[b] : T, last);
+  if (end <= first) return;
+  const Given given = {w_ih, b_ih, decay, mu, gain, decays, each_w, each_bias, each_mu, each_gain, step};
+  Channel channels[CHANNELS];
+#pragma unroll
+  for (int c = 0; c < CHANNELS; c++) channels[c] = given.channel(r, own.place(c), width);
+  const int stride = FEATURES > 0 ? FEATURES : width;
+  const size_t states = (size_t)B * width, state = (size_t)b * width;
+  x += (size_t)r * each_x * N * stride + (FEATURES > 0 ? 0 : own.j);
+  kept += ((size_t)r * ((T + SPACING - 1) / SPACING) * states + state + own.j / 4 * 4) * (1 + SECOND) + own.j % 4;
+  auto row = [&](int t) { return (size_t)(PACKED ? begins[t] : t * B) + b; };
+  // Among the rows of this chunk.
+  const size_t before_here = (size_t)r * room - (PACKED ? begins[first] : first * B);
+
+  float to_v[CHANNELS], to_n[CHANNELS] = {}, dw[CHANNELS][FEATURES > 0 ? FEATURES : 1] = {};
+  float db[CHANNELS] = {}, dmu[CHANNELS] = {}, dgain[CHANNELS] = {};
+#pragma unroll
+  for (int c = 0; c < CHANNELS; c++) {
+    to_v[c] = dv[r * states + state + own.place(c)];
+    if (SECOND) to_n[c] = -2.f * dn[r * states + state + own.place(c)];
+  }
+  // The steps from s on, all loads of which go first: a whole set of them, or so many.
+  auto back = [&](int s, auto whole, int steps) {
+    constexpr bool WHOLE = decltype(whole)::value;
+    float held[SPACING][HELD ? WIDTH : 1], fades[SPACING], by_v[SPACING][CHANNELS], by_n[SPACING][CHANNELS];
+    float before[LEARNED ? SPACING : 1][CHANNELS], v[CHANNELS], n[CHANNELS] = {};
+    const float *from = kept + (size_t)(s / SPACING) * states * (1 + SECOND);
+#pragma unroll
+    for (int c = 0; c < CHANNELS; c++) {
+      v[c] = from[c];
+      if (SECOND) n[c] = from[4 + c];
+    }
+    const size_t begin = row(s), here = before_here + begin, place = here * width + own.j, pitch = (size_t)B * width;
+    const u16 *dz_here = dz + place, *low_here = dz_low + place;
+    const float *scales_here = scales + here, *x_here = x + begin * stride;
+    // The rows that step s + k is ahead, and their channels.
+    auto ahead = [&](int k) { return PACKED ? row(s + k) - begin : (size_t)k * B; };
+    auto channels_ahead = [&](int k) { return PACKED ? (row(s + k) - begin) * width : k * pitch; };
+#pragma unroll
+    for (int k = 0; k < SPACING; k++)
+      if (WHOLE || k < steps) {
+        const size_t at = ahead(k);
+        const float2 high = halves_at(dz_here + channels_ahead(k));
+        const float scale = scales_here[at];
+        const float2 low = FINE ? halves_at(low_here + channels_ahead(k)) : float2{0.f, 0.f};
+#pragma unroll
+        for (int c = 0; c < CHANNELS; c++) {
+          by_v[k][c] = (c ? high.y : high.x) * scale;
+          if (FINE) by_v[k][c] = fmaf((c ? low.y : low.x) * (1.f / 2048.f), scale, by_v[k][c]);
+        }
+        fades[k] = given.fade(s + k, b);
+#pragma unroll
+        for (int f = 0; f < WIDTH && HELD; f++) held[k][f] = x_here[at * stride + f];
+      }
+    if (!HELD) {
+#pragma unroll 4
+      for (int k = 0; k < steps; k++) {
+        const float *from = x_here + ahead(k) * stride;
+#pragma unroll
+        for (int c = 0; c < CHANNELS; c++) columns[k][c][threadIdx.x] = channels[c].project(from, c);
+      }
+    }
+    auto a_of = [&](int k, int c) {
+      if (HELD) return channels[c].project(held[HELD ? k : 0], c);
+      return columns[HELD ? 0 : k][c][threadIdx.x];
+    };
+    // The moments again, and g by its factors, in the order of autograd: one may be 0 where another is inf.
+#pragma unroll
+    for (int k = 0; k < SPACING; k++)
+#pragma unroll
+      for (int c = 0; c < CHANNELS; c++)
+        if (WHOLE || k < steps) {
+          const float a = a_of(k, c);
+          if (LEARNED) before[LEARNED ? k : 0][c] = v[c];
+          v[c] = fmaf(given.of(channels[c], fades[k]), v[c], channels[c].gain * a);
+          if (SECOND) {
+            n[c] = second_moment(n[c], beta, rest, a);
+            const float over = inverse_root(MOMENT == 2 ? fmaf(eps, eps, n[c]) : n[c]);
+            const float factor = MOMENT == 2 ? over : reciprocal(root(n[c]) + eps);
+            by_v[k][c] *= factor;
+            by_n[k][c] = by_v[k][c] * (v[c] * factor) * over;
+          }
+        }
+#pragma unroll
+    for (int k = SPACING - 1; k >= 0; k--)
+      if (WHOLE || k < steps) {
+        float to_a[CHANNELS];
+#pragma unroll
+        for (int c = 0; c < CHANNELS; c++) {
+          const float a = a_of(k, c);
+          to_v[c] += by_v[k][c];
+          if (LEARNED) {
+            dmu[c] = fmaf(to_v[c], before[LEARNED ? k : 0][c], dmu[c]);
+            dgain[c] = fmaf(to_v[c], a, dgain[c]);
+          }
+          to_a[c] = channels[c].gain * to_v[c];
+          to_v[c] *= given.of(channels[c], fades[k]);
+          if (SECOND) {
+            to_n[c] += by_n[k][c];
+            to_a[c] = fmaf(-rest * a, to_n[c], to_a[c]);
+            to_n[c] *= beta;
+          }
+          db[c] += to_a[c];
+          if (!HELD) columns[HELD ? 0 : k][c][threadIdx.x] = to_a[c];
+#pragma unroll
+          for (int f = 0; f < FEATURES && HELD; f++) dw[c][f] = fmaf(to_a[c], held[HELD ? k : 0][f], dw[c][f]);
+        }
+        if (PASSED) {
+          u16 *to = da + place + channels_ahead(k);
+#pragma unroll
+          for (int part = 0; part < 2 + FINE; part++) {
+            put_bfloats(to + part * (size_t)gridDim.y * room * width, to_a);
+#pragma unroll
+            for (int c = 0; c < CHANNELS; c++) to_a[c] = low_part(to_a[c]);
+          }
+        }
+      }
+    if (!HELD) {
+#pragma unroll 4
+      for (int k = 0; k < steps; k++) {
+        const float *from = x_here + ahead(k) * stride;
+#pragma unroll
+        for (int c = 0; c < CHANNELS; c++)
+#pragma unroll
+          for (int f = 0; f < FEATURES; f++) dw[c][f] = fmaf(columns[k][c][threadIdx.x], from[f], dw[c][f]);
+      }
+    }
+  };
+  int s = (end - 1) / SPACING * SPACING;
+  if (end % SPACING) {
+    back(s, No(), end - s);
+    s -= SPACING;
+  }
+#pragma unroll 1
+  for (; s >= first; s -= SPACING) back(s, Yes(), SPACING);
+#pragma unroll
+  for (int c = 0; c < CHANNELS; c++) {
+    dv[r * states + state + own.place(c)] = to_v[c];
+    if (SECOND) dn[r * states + state + own.place(c)] = -0.5f * to_n[c];
+    float *to = sums + (r * states + state + own.j + c) * SUMS;
+#pragma unroll
+    for (int f = 0; f < FEATURES; f++) to[f] += dw[c][f];
+    to[FEATURES] += db[c];
+    if (LEARNED) {
+      to[FEATURES + 1] += dmu[c];
+      to[FEATURES + 2] += dgain[c];
+    }
+  }
+}

@@ -1,0 +1,53 @@
+"""What goes into a layer of many LSTMs."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+TENSORS, REPLICATED = 12, 13  # that may need a gradient; with a leading axis
+
+
+class Inputs(NamedTuple):
+    """Of a layer. All tensors but decay have a leading axis: R replicas, or 1, which all share."""
+
+    x: Tensor  # (R, T, B, D), or packed (R, N, D); without w_ih the drive itself, D = 4H
+    w_ih: Tensor | None  # (R, 4H, D)
+    w_hh: Tensor  # (R, 4H, H)
+    b_ih: Tensor | None  # (R, 4H)
+    b_hh: Tensor | None  # (R, 4H)
+    h0: Tensor  # (R, B, H)
+    c0: Tensor  # (R, B, H)
+    z0: Tensor | None = None  # (R, B, 4H): z before the first step, of an extrapolated layer
+    mu: Tensor | None = None  # (R, 4H): the decay of each channel
+    gain: Tensor | None = None  # (R, 4H): of each channel
+    v0: Tensor | None = None  # (R, B, 4H): v before the first step, else 0
+    n0: Tensor | None = None  # (R, B, 4H): n before the first step, else 0
+    j0: Tensor | None = None  # (R, B): j of the first step, of an extrapolated layer; has no gradient
+    decay: Tensor | None = None  # (T, 1) or (T, B): of each step, in the place of mu; has no gradient
+    step: float = 1.0  # the gain, in the place of one for each channel
+    beta: float | None = None
+    eps: float = 1e-8
+    eps_in_sqrt: bool = True  # False: v_t / (sqrt(n_t) + eps)
+    every: int = 1  # j counts modulo this
+    sizes: Sequence[int] = ()  # of packed rows: how many are in each step, never more than in the one before
+    fine: bool = False  # products to 22 bits, not 11; the definition knows no difference
+
+    @property
+    def in_gate_space(self) -> bool:
+        """Whether the momentum does not commute with W."""
+        return self.beta is not None or any(t is not None for t in (self.mu, self.gain, self.v0))
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """Those that may need a gradient."""
+        return self[:TENSORS]  # type: ignore[return-value]
+
+    @property
+    def replicas(self) -> int:
+        return max(t.shape[0] for t in (*self.tensors, self.j0) if t is not None)
+
+    @property
+    def steps(self) -> Sequence[int]:
+        """How many rows are in each step."""
+        return self.sizes or [self.x.shape[2]] * self.x.shape[1]
