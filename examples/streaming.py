@@ -20,6 +20,15 @@ print("steps taken by each row:", state.k.tolist())
 out, state = lstm(torch.randn(5, 2, 3), state.select([0, 3]))
 print("steps taken by each row:", state.k.tolist())
 
+# One step at a time, without gradients: a Stream holds the State. Then a new sequence begins in row 2.
+stream = mr.Stream(lstm, batch_size=4)
+steps = torch.stack([stream(x_t) for x_t in x])
+print("largest difference of single steps:", (steps - whole).abs().max().item())
+stream.reset([2])
+y = stream(x[0])
+print("steps taken by each row:", stream.state.k.tolist())
+print("how it runs:", stream.about)
+
 # Truncated backpropagation: detach between pieces, and the momentum goes on across the cut.
 optimizer = torch.optim.SGD(lstm.parameters(), lr=0.1)
 state = lstm.initial_state(batch_size=4)

@@ -37,6 +37,7 @@ from .names import (
     SRLSTMCell,
     SRRNNCell,
 )
+from .streaming import Stream
 
 __all__ = [
     "GRU",
@@ -85,6 +86,7 @@ __all__ = [
     "SRRNNCell",
     "ScheduledRestart",
     "State",
+    "Stream",
     "cells",
     "count_parameters",
     "init",

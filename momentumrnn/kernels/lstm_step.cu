@@ -1,0 +1,156 @@
+// One time step of one LSTM layer, in float32 throughout and in one launch, for a stream that has few rows.
+//
+// WHO OWNS WHAT. A block has UNITS units with all four gates, and ROWS rows of the batch. A gate of a unit has two warps:
+// one for its row of U by h, one for its row of W by x. So no warp has more than one row of weights to wait for,
+// and all of them are on their way at once. Then a thread for each unit and row adds up, and keeps its momentum and cell.
+//
+// STATE. Some blocks write h while others still read it, so h_in and h_out are two buffers; likewise k, the steps that a row
+// has taken. c, v and n belong to one thread each and are written where they were read.
+//
+// DECAY. decay[row] if given, else by `every`: mu if negative, k / (k + 3) if 0, j / (j + 3) with j = k % every if positive.
+//
+// Compiled for ROWS = 1, 2, 4 or 8; MOMENTS = 0 without momentum, 1 with v, 2 with v and n. Any B, D and H; weights
+// as torch has them.
+
+constexpr int UNITS = 2;  // of a block: 128 blocks at H = 256, about one for each multiprocessor
+constexpr int GATES = 4 * UNITS;
+constexpr int THREADS = 2 * GATES * 32;
+
+// So many floats that are loaded at once.
+template <int N>
+struct alignas(4 * N) Piece {
+  float at[N];
+};
+
+// A row of weights by ROWS vectors of n numbers, `rows` of which are there: of each sum this lane's part.
+template <int N>
+__device__ inline void multiply(float (&sums)[ROWS], const float *__restrict__ weights, const float *__restrict__ x, int n,
+                                int rows, int lane) {
+  constexpr int AHEAD = (N == 1 ? 8 : 4) / (ROWS > 4 ? 2 : 1);  // pieces on their way, as registers allow
+  for (int begin = N * lane; begin < n; begin += 32 * N * AHEAD) {
+    Piece<N> w[AHEAD];
+#pragma unroll
+    for (int j = 0; j < AHEAD; j++) {
+      const int i = begin + 32 * N * j;
+      w[j] = i < n ? *(const Piece<N> *)(weights + i) : Piece<N>{};
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+      const float *row = x + (size_t)min(r, rows - 1) * n;
+#pragma unroll
+      for (int j = 0; j < AHEAD; j++) {
+        const int i = begin + 32 * N * j;
+        const Piece<N> piece = i < n ? *(const Piece<N> *)(row + i) : Piece<N>{};
+#pragma unroll
+        for (int k = 0; k < N; k++) sums[r] = fmaf(w[j].at[k], piece.at[k], sums[r]);
+      }
+    }
+  }
+}
+// Over all lanes; lane i leaves with the sum of row i % ROWS.
+__device__ inline float add_up(float (&sums)[ROWS], int lane) {
+#pragma unroll
+  for (int n = ROWS / 2; n > 0; n /= 2) {
+    const bool upper = lane & n;
+#pragma unroll
+    for (int i = 0; i < n; i++) {
+      const float other = __shfl_xor_sync(0xffffffff, upper ? sums[i] : sums[i + n], n);
+      sums[i] = (upper ? sums[i + n] : sums[i]) + other;
+    }
+  }
+#pragma unroll
+  for (int n = ROWS; n < 32; n *= 2) sums[0] += __shfl_xor_sync(0xffffffff, sums[0], n);
+  return sums[0];
+}
+__device__ inline float sigmoid(float x) { return 1.f / (1.f + expf(-x)); }
+__device__ inline float scheduled(long long k, int every, float mu) {
+  if (every < 0) return mu;
+  const long long j = every ? k % every : k;
+  return (float)((double)j / (double)(j + 3));  // a ratio of counts, as exact as on a CPU
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    lstm_step(const float *__restrict__ x,         // (B, D)
+              float *__restrict__ y,               // (B, H), h once more, or null
+              const float *__restrict__ decay,     // (B,), or null
+              const float *__restrict__ w_ih,      // (4, H, D)
+              const float *__restrict__ w_hh,      // (4, H, H)
+              const float *__restrict__ b_ih,      // (4, H) or null
+              const float *__restrict__ b_hh,      // (4, H) or null
+              const float *__restrict__ h_in,      // (B, H)
+              float *__restrict__ h_out,           // (B, H)
+              float *__restrict__ c,               // (B, H)
+              float *__restrict__ v,               // (B, 4, H), if MOMENTS > 0
+              float *__restrict__ n,               // (B, 4, H), if MOMENTS > 1
+              const long long *__restrict__ k_in,  // (B,)
+              long long *__restrict__ k_out,       // (B,), or null: another layer counts
+              int B, int D, int H, int every, float mu, float step,
+              float beta, float rest, float eps,   // rest: 1 - beta; eps: squared if inside
+              int inside) {                        // v / sqrt(n + eps), else v / (sqrt(n) + eps)
+  __shared__ float sums[2][GATES][ROWS];
+  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+  const int first = blockIdx.y * ROWS, rows = min(ROWS, B - first);
+
+  // What the end needs, asked for before the products.
+  const int unit = blockIdx.x * UNITS + thread / ROWS, row = first + thread % ROWS;
+  const bool mine = thread < UNITS * ROWS && unit < H && row < B;
+  float old_v[4], old_n[4], bias_i[4], bias_h[4], old_c = 0.f, factor = 0.f;
+  if (mine) {
+    const long long k = k_in[row];
+    old_c = c[(size_t)row * H + unit];
+#pragma unroll
+    for (int g = 0; g < 4; g++) {
+      const size_t place = ((size_t)row * 4 + g) * H + unit;
+      old_v[g] = MOMENTS > 0 ? v[place] : 0.f;
+      old_n[g] = MOMENTS > 1 ? n[place] : 0.f;
+      bias_i[g] = b_ih ? b_ih[g * H + unit] : 0.f;
+      bias_h[g] = b_hh ? b_hh[g * H + unit] : 0.f;
+    }
+    if (MOMENTS) factor = decay ? decay[row] : scheduled(k, every, mu);
+    if (k_out && unit == 0) k_out[row] = k + 1;
+  }
+
+  // Of unit u, gate g: warp 8 u + 2 g has U h, the next one W x.
+  const int number = warp / 2, side = warp % 2, own = blockIdx.x * UNITS + number / 4;
+  const int length = side ? D : H;
+  float parts[ROWS] = {};
+  if (own < H) {
+    const float *weights = (side ? w_ih : w_hh) + ((size_t)(number % 4) * H + own) * length;
+    const float *vectors = (side ? x : h_in) + (size_t)first * length;
+    const size_t places = (size_t)weights | (size_t)vectors;
+    if (places % 16 == 0 && length % 4 == 0)
+      multiply<4>(parts, weights, vectors, length, rows, lane);
+    else if (places % 8 == 0 && length % 2 == 0)
+      multiply<2>(parts, weights, vectors, length, rows, lane);
+    else
+      multiply<1>(parts, weights, vectors, length, rows, lane);
+  }
+  const float sum = add_up(parts, lane);
+  if (lane < ROWS) sums[side][number][lane] = sum;
+  __syncthreads();
+  if (!mine) return;
+
+  float z[4];
+#pragma unroll
+  for (int g = 0; g < 4; g++) {
+    const int at = thread / ROWS * 4 + g;
+    const size_t place = ((size_t)row * 4 + g) * H + unit;
+    const float a = sums[1][at][thread % ROWS] + bias_i[g];
+    float drive = a;
+    if (MOMENTS > 0) {
+      drive = fmaf(factor, old_v[g], step * a);
+      v[place] = drive;
+    }
+    if (MOMENTS > 1) {
+      const float second = fmaf(beta, old_n[g], rest * a * a);
+      n[place] = second;
+      drive /= inside ? sqrtf(second + eps) : sqrtf(second) + eps;
+    }
+    z[g] = drive + (sums[0][at][thread % ROWS] + bias_h[g]);
+  }
+  const float cell = fmaf(sigmoid(z[1]), old_c, sigmoid(z[0]) * tanhf(z[2])), h = sigmoid(z[3]) * tanhf(cell);
+  const size_t place = (size_t)row * H + unit;
+  c[place] = cell;
+  h_out[place] = h;
+  if (y) y[place] = h;
+}
