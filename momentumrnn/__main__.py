@@ -127,7 +127,7 @@ class Bench:
     shapes: tuple[str, ...] = ("pmnist128", "timit158")
     """Layers and inputs by the paper's names: pmnist128, pmnist256, lstm512, mnist-gru256, timit84, timit120,
     timit158, copy190-1k, copy190-2k, adding128, ptb1150, ptb400, dtriv170, dtriv360, dtriv512, dtriv224,
-    dtriv322."""
+    dtriv322; srlstm128, srlstm256: SRLSTM as the paper's code has it, with --momentum None."""
     cells: tuple[Literal["lstm", "gru", "rnn"], ...] = ()
     """In place of each shape's own cell."""
     momentum: tuple[str, ...] = ("HeavyBall",)
@@ -136,13 +136,20 @@ class Bench:
     backend: str = "auto"
     """auto takes the fastest that serves; another name, such as native or reference, that one or none."""
     rivals: tuple[
-        Literal["torch", "torch-fp32", "torch-bf16", "torch-fp16", "torch-padded", "native", "loop"], ...
+        Literal["torch", "torch-fp32", "torch-bf16", "torch-fp16", "torch-padded", "native", "plain", "loop"],
+        ...,
     ] = ("torch", "loop")
-    """torch: torch.nn's plain layer; torch-fp32: without TF32; torch-bf16, torch-fp16: in that dtype;
-    torch-padded: an LSTM in float16 at sizes for which cuDNN has its fastest kernels; native: our layer on
-    the backend of that name; loop: the paper's listing, step by step in Python, with the momentum."""
+    """torch: torch.nn's plain layer, in the mode of ours; torch-fp32: without TF32; torch-bf16, torch-fp16:
+    in that dtype; torch-padded: an LSTM in float16 at sizes for which cuDNN has its fastest kernels; native:
+    our layer on the backend of that name; plain: our layer without momentum; loop: the paper's listing, step
+    by step in Python, with the momentum."""
     replicas: tuple[int, ...] = ()
     """Also time ours so many times over, each with its own weights, in one run through torch.vmap."""
+    modes: tuple[Literal["tf32", "fp32", "autocast-fp16", "autocast-bf16"], ...] = ("tf32",)
+    """How ours computes with float32, and with it torch, native, plain, loop and replicas; tf32: as torch is
+    set, by default with TF32 on a GPU; fp32: without; autocast-fp16, autocast-bf16: under torch.autocast."""
+    lengths: Literal["full", "uniform"] = "full"
+    """Of the sequences: all of T, or packed, each drawn from 1 to T, longest first."""
     device: Literal["cpu", "cuda"] | None = None
     """By default cuda, if there is one."""
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32"

@@ -13,7 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import linear
+from torch.nn.utils.rnn import PackedSequence
 
 from . import backends, cells, spelling
 from .constraints import orthogonal
@@ -34,7 +35,10 @@ from .provenance import provenance
 
 @dataclass(frozen=True)
 class Shape:
-    """A layer and its input (T, B, D); cell: lstm, gru, rnn, or dtriv: modrelu with an orthogonal U."""
+    """A layer and its input (T, B, D).
+
+    cell: lstm, gru, rnn, dtriv: modrelu with an orthogonal U, or extrapolated: `cells.ExtrapolatedLSTM`.
+    """
 
     cell: str
     T: int
@@ -57,6 +61,8 @@ SHAPES = {
     "adding128": Shape("lstm", 750, 50, 2, 128),
     "ptb1150": Shape("lstm", 70, 20, 400, 1150),
     "ptb400": Shape("lstm", 70, 20, 1150, 400),
+    "srlstm128": Shape("extrapolated", 784, 128, 1, 128),
+    "srlstm256": Shape("extrapolated", 784, 128, 1, 256),
     "dtriv170": Shape("dtriv", 784, 128, 1, 170),
     "dtriv360": Shape("dtriv", 784, 128, 1, 360),
     "dtriv512": Shape("dtriv", 784, 128, 1, 512),
@@ -70,9 +76,27 @@ LAYERS: dict[str, tuple[Callable[..., Recurrent], Callable[..., nn.Module]]] = {
     "gru": (GRU, nn.GRU),
     "rnn": (RNN, nn.RNN),
     "dtriv": (RNN, nn.RNN),
+    # As the paper's code runs SRLSTM on permuted MNIST at H = 256.
+    "extrapolated": (partial(Recurrent, cells.ExtrapolatedLSTM(every=40, step_size=0.9)), nn.LSTM),
 }
 
-# Rivals that are torch's layer in a dtype of their own.
+
+@dataclass(frozen=True)
+class Mode:
+    """How float32 is computed with: whether TF32 may be used, and the dtype of autocast, if any."""
+
+    tf32: bool = True
+    autocast: torch.dtype | None = None
+
+
+MODES = {
+    "tf32": Mode(),
+    "fp32": Mode(tf32=False),
+    "autocast-fp16": Mode(autocast=torch.float16),
+    "autocast-bf16": Mode(autocast=torch.bfloat16),
+}
+
+# Rivals that are torch's layer in a dtype of their own, whatever the mode.
 DTYPES = {
     "torch-fp32": torch.float32,
     "torch-bf16": torch.bfloat16,
@@ -93,10 +117,20 @@ TOLERANCE = {
     "TF32": (2e-2, 2e-2),
     "bfloat16": (1e-1, 1e-1),  # 7e-2, 6e-2; with Nesterov 5e-1
     "float16": (5e-2, 5e-2),  # 7e-3, 1e-2; with Nesterov 1e-1
-    # Of the backend cuda in float32, in relative norms.
+}
+
+# The same in relative norms, where single entries leap or 16-bit operands stand for float32.
+BY_NORM = {
     "cuda": (1e-3, 1e-3),  # 7e-5, 4e-4
     "cuda, Nesterov": (1e-3, 2e-2),  # 2.1e-4, 7.5e-3; cuDNN in TF32 on the same drive 6e-4, 1e-2
+    "cuda, fp32": (2e-4, 2e-4),
+    "cuda, Adam": (1e-2, 2e-1),
+    "16 bits, Adam": (5e-2, 5e-1),  # on a CPU 1.3e-2, 2.8e-1, single entries 0.9; the loop the same
 }
+
+# Relative norms, of outputs and of gradients, that should not be passed in a mode. What passes them is timed
+# all the same, and said to miss them.
+GOALS = {"fp32": (1e-5, 1e-5)}
 
 REPLAY = 1e-2  # largest relative norm between what a CUDA graph gives and what its calls give without one
 SECONDS = 0.05  # that a contender is timed for in a round, at least
@@ -110,7 +144,7 @@ class BadOption(ValueError):
 
 @dataclass(frozen=True)
 class Case:
-    """One layer on one input."""
+    """One layer on one input; mode: one of MODES; lengths: of the sequences, full or uniform."""
 
     name: str
     shape: Shape
@@ -118,6 +152,8 @@ class Case:
     backend: str
     device: str
     dtype: torch.dtype
+    mode: str = "tf32"
+    lengths: str = "full"
 
 
 @dataclass(frozen=True)
@@ -125,28 +161,43 @@ class Contender:
     """A way to evaluate a layer, and what on.
 
     run: x -> outputs, final state; module: whose parameters it uses; x: (T, B, D); weights: of the outputs
-    in the loss, (T, B, H); tf32: whether it may use TF32; plain: what it should equal, where it is padded.
+    in the loss, (T, B, H); plain: what it should equal, where it is padded; sizes: where sequences are of
+    several lengths, how many are in each step, (T,): x is then packed, (N, D), and weights (N, H).
     """
 
     about: str
-    run: Callable[[Tensor], tuple[Tensor, Any]]
+    run: Callable[[Any], tuple[Any, Any]]
     module: nn.Module
     x: Tensor
     weights: Tensor
-    tf32: bool = True
+    mode: Mode = Mode()
     plain: "Contender | None" = None
+    sizes: Tensor | None = None
 
     def forward(self) -> list[Tensor | None]:
         """The outputs."""
-        with torch.no_grad(), _tf32(self.tf32):
-            return [self.run(self.x)[0]]
+        with torch.no_grad(), _tf32(self.mode.tf32):
+            return [self.call(self.x)[0]]
 
     def training(self) -> list[Tensor | None]:
         """The outputs, and the gradients of all parameters; a loss would send `weights` back."""
-        with _tf32(self.tf32):
-            out = self.run(self.x)[0]
+        with _tf32(self.mode.tf32):
+            out = self.call(self.x)[0]
             torch.autograd.backward(out, self.weights)
         return [out.detach(), *(p.grad for p in self.module.parameters())]
+
+    def call(self, x: Tensor) -> tuple[Tensor, Any]:
+        """Outputs, packed as x is, and final state. Autocast ends before a backward pass, as torch asks."""
+        with self.autocast():
+            out, final = self.run(self.packed(x))
+        return out if self.sizes is None else out.data, final
+
+    def packed(self, x: Tensor) -> Tensor | PackedSequence:
+        return x if self.sizes is None else PackedSequence(x, self.sizes)
+
+    def autocast(self) -> Any:
+        dtype = self.mode.autocast
+        return nullcontext() if dtype is None else torch.autocast(self.x.device.type, dtype)
 
 
 ACTIONS = {"forward": Contender.forward, "training": Contender.training}
@@ -174,6 +225,8 @@ def bench(
     backend: str,
     rivals: Sequence[str],
     replicas: Sequence[int],
+    modes: Sequence[str],
+    lengths: str,
     device: str | None,
     dtype: str,
     threads: int | None,
@@ -181,7 +234,7 @@ def bench(
     memory: bool,
     report: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
-    """Every shape with every cell and momentum: parity, times and peak memory, as JSON has them.
+    """Every shape with every cell, momentum and mode: parity, times and peak memory, as JSON has them.
 
     `report` is given all that is known after each case. Ctrl-C ends the run: what is done is returned, with
     "complete" false.
@@ -196,14 +249,23 @@ def bench(
     gpu = torch.cuda.is_available()
     _check("device", device, device != "cuda" or gpu, "cpu, since torch finds no CUDA GPU")
     place = device or ("cuda" if gpu else "cpu")
+    for mode in modes or [""]:
+        _check("modes", mode, mode in MODES, f"one of {', '.join(MODES)}")
+        _check("modes", mode, mode == "tf32" or dtype == "float32", f"tf32 for --dtype {dtype}")
+        _check("modes", mode, mode != "fp32" or place == "cuda", "another on a CPU, which has no TF32")
+    _check("lengths", lengths, lengths in ("full", "uniform"), "full or uniform")
     # Without a momentum first, so that the others can be compared with it.
     momenta = sorted((parse(text) for text in momentum or [""]), key=lambda m: m is not None)
     cases = [
-        Case(name, replace(SHAPES[name], cell=cell), m, backend, place, getattr(torch, dtype))
+        Case(name, replace(SHAPES[name], cell=cell), m, backend, place, getattr(torch, dtype), mode, lengths)
         for name in shapes
         for cell in cells or [SHAPES[name].cell]
+        for mode in modes
         for m in momenta
     ]
+    for case in cases:
+        own = case.shape.cell == "extrapolated"
+        _check("momentum", repr(case.momentum), not own or case.momentum is None, f"None at {case.name}")
     if threads is not None:
         torch.set_num_threads(threads)
     result = {
@@ -212,6 +274,7 @@ def bench(
         "settings": {
             "device": place,
             "dtype": dtype,
+            "lengths": lengths,
             "repeats": repeats,
             "matmul_tf32": torch.backends.cuda.matmul.allow_tf32,
             "cudnn_tf32": torch.backends.cudnn.allow_tf32,
@@ -219,13 +282,14 @@ def bench(
         "complete": False,
         "cases": [],
     }
-    plain: dict[tuple[str, str], dict[str, Any]] = {}
+    plain: dict[tuple[str, str, str], dict[str, Any]] = {}
     try:
         with warnings.catch_warnings():
             # Torch can't join the weights of a layer in bfloat16, and says so at each call.
             warnings.filterwarnings("ignore", "RNN module weights are not part")
             for case in cases:
-                found, key = measure(case, rivals, replicas, repeats, memory), (case.name, case.shape.cell)
+                key = case.name, case.shape.cell, case.mode
+                found = measure(case, rivals, replicas, repeats, memory)
                 if case.momentum is None:
                     plain[key] = found
                 elif key in plain and found["status"] == plain[key]["status"] == "ok":
@@ -274,7 +338,9 @@ def measure(
         "shape": case.name,
         "cell": shape.cell,
         "momentum": repr(case.momentum),
+        "mode": case.mode,
         "sizes": {"T": shape.T, "B": shape.B, "D": shape.D, "H": shape.H},
+        "steps": shape.T * shape.B,
         "backend": case.backend,
         "status": "failed",
     }
@@ -284,20 +350,24 @@ def measure(
     peaks: dict[str, float | None] = {}
     try:
         ours = build(case)
+        found["steps"] = ours.weights.shape[:-1].numel()  # of all sequences
         truth = _evaluate(_exact(ours), rows=32)
         contenders, errors = {"ours": ours}, {"ours": _errors(_evaluate(ours), truth)}
-        found["backend"], found["how"] = _backend(ours.module, ours.x)
+        found["backend"], found["how"] = _backend(ours.module, ours)
         allowed = _tolerance(case, found["backend"])
         for name in names[1:]:
             with _noting(notes["reason"], name):
                 contender = rival(name, ours, case)
                 same = contender.module is ours.module or name == "native"
                 errors[name] = _parity(contender, truth if same else None)
-                if name.startswith("replicas-") and _wrong(errors[name], allowed):
+                if name.startswith("replicas-") and _over(errors[name], allowed):
                     raise RuntimeError("they differ from each one alone by more than the tolerance")
                 contenders[name] = contender
         found["parity"] = {"tolerance": allowed, **errors}
-        if _wrong(errors["ours"], allowed):
+        if case.mode in GOALS:
+            goal = _by_norms(GOALS[case.mode])
+            found["goal"] = {"errors": goal, "missed": _over(errors["ours"], goal)}
+        if _over(errors["ours"], allowed):
             return {**found, "status": "wrong"}
         layers = {name: contender.about for name, contender in contenders.items()}
         for what, action in ACTIONS.items():
@@ -370,10 +440,11 @@ def _noting(reasons: dict[str, str], name: str) -> Iterator[None]:
         reasons[name] = _reason(error)
 
 
-def _backend(layer: nn.Module, x: Tensor) -> list[str]:
-    """The backend that runs this, and how, as `explain` has them."""
+def _backend(layer: nn.Module, on: Contender) -> list[str]:
+    """The backend that runs this layer on that input in that mode, and how, as `explain` has them."""
     assert isinstance(layer, Recurrent)
-    lines = (line.split(" runs: ") for line in layer.explain(x).splitlines())
+    with _tf32(on.mode.tf32), on.autocast():
+        lines = [line.split(" runs: ") for line in layer.explain(on.packed(on.x)).splitlines()]
     return next(([part.strip() for part in parts] for parts in lines if len(parts) == 2), ["none", ""])
 
 
@@ -390,18 +461,35 @@ def build(case: Case) -> Contender:
         with torch.no_grad():
             # A positive threshold makes modrelu leap at 0, where rounding decides on the side.
             layer.get_parameter("bias_hh_l0").abs_().neg_()
-    x, weights = (
-        torch.randn(shape.T, shape.B, size, dtype=case.dtype).to(case.device) for size in (shape.D, shape.H)
-    )
-    return Contender(f"momentumrnn.{type(layer).__name__}", layer, layer, x, weights)
+    sizes = None if case.lengths == "full" else _sizes(shape)
+    lead = (shape.T, shape.B) if sizes is None else (int(sizes.sum()),)
+    x, weights = (torch.randn(*lead, size, dtype=case.dtype).to(case.device) for size in (shape.D, shape.H))
+    mode = MODES[case.mode]
+    weights = weights.to(mode.autocast or case.dtype)
+    return Contender(f"momentumrnn.{type(layer).__name__}", layer, layer, x, weights, mode, sizes=sizes)
+
+
+def _sizes(shape: Shape) -> Tensor:
+    """How many sequences are in each step, (T,): lengths from 1 to T, each as likely, and one of T."""
+    lengths = torch.randint(1, shape.T + 1, (shape.B,), generator=torch.Generator().manual_seed(0))
+    lengths[0] = shape.T
+    return (lengths > torch.arange(shape.T)[:, None]).sum(1)
 
 
 def rival(name: str, ours: Contender, case: Case) -> Contender:
     """The contender of that name, with the weights of ours, on the same input."""
     layer = ours.module
     assert isinstance(layer, Recurrent)
+    if ours.sizes is not None and (name in ("loop", "torch-padded") or name.startswith("replicas-")):
+        raise RuntimeError("not for sequences of several lengths")
     if name == "loop":
         return replace(ours, about="loop, the paper's listing", run=partial(loop, layer))
+    if name == "plain":
+        if case.momentum is None:
+            raise RuntimeError("ours has no momentum itself")
+        twin = copy.deepcopy(layer)
+        twin.momentum = None
+        return replace(ours, about=f"{ours.about}, plain", run=twin, module=twin)
     if name.startswith("replicas-"):
         return _replicas(ours, int(name.removeprefix("replicas-")))
     if name == "native":
@@ -417,8 +505,11 @@ def rival(name: str, ours: Contender, case: Case) -> Contender:
     about = f"torch.nn.{type(theirs).__name__}{name.removeprefix('torch').replace('-', ' ')}"
     if case.shape.cell == "dtriv":
         about += " (tanh, free U)"
-    x, weights = ours.x.to(dtype), ours.weights.to(dtype)
-    found = Contender(about, theirs, theirs, x, weights, tf32=name != "torch-fp32")
+    if case.shape.cell == "extrapolated":
+        about += " (plain cell)"
+    mode = ours.mode if name == "torch" else Mode(tf32=name != "torch-fp32")
+    x, weights = ours.x.to(dtype), ours.weights.to(mode.autocast or dtype)
+    found = Contender(about, theirs, theirs, x, weights, mode, sizes=ours.sizes)
     return pad(found) if name == "torch-padded" else found
 
 
@@ -488,12 +579,12 @@ def _replicas(ours: Contender, count: int) -> Contender:
     module, seen = Replicas(ours.module, count), []
 
     def look(weight: Tensor) -> Tensor:
-        seen.extend(_backend(module.alone[0], ours.x))
+        seen.extend(_backend(module.alone[0], ours))
         return weight
 
     torch.vmap(look)(module.weights[0])
     about, weights = f"{count} replicas, {seen[0]}", ours.weights.expand(count, -1, -1, -1).contiguous()
-    return Contender(about, module, module, ours.x, weights)
+    return Contender(about, module, module, ours.x, weights, ours.mode)
 
 
 def loop(layer: Recurrent, x: Tensor) -> tuple[Tensor, Any]:
@@ -503,10 +594,11 @@ def loop(layer: Recurrent, x: Tensor) -> tuple[Tensor, Any]:
     """
     names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
     w, u, b, b_hh = (cast(Any, getattr(layer, name, None)) for name in names)
-    m, cell = layer.momentum, _STEPS[layer.cell]
+    m, cell = layer.momentum, layer.cell
+    step = partial(_extrapolated, cell) if isinstance(cell, cells.ExtrapolatedLSTM) else _STEPS[cell]
     k = torch.arange(len(x), dtype=torch.float64)
     decay = [] if m is None else (m.decay(k) + torch.zeros_like(k)).tolist()
-    h = c = x.new_zeros(x.shape[1], layer.hidden_size)
+    state = tuple(x.new_zeros(x.shape[1], width) for width in cell.widths(layer.hidden_size))
     v = n = x.new_zeros(x.shape[1], layer.cell.gates * layer.hidden_size)
     ys = []
     for t, x_t in enumerate(x.unbind(0)):
@@ -516,36 +608,55 @@ def loop(layer: Recurrent, x: Tensor) -> tuple[Tensor, Any]:
             if m.beta is not None:
                 n = m.beta * n + (1 - m.beta) * a * a
                 drive = v / ((n + m.eps**2).sqrt() if m.eps_in_sqrt else n.sqrt() + m.eps)
-        h, c = cell(drive, u, b_hh, h, c)
-        ys.append(h)
-    final = h.unsqueeze(0), c.unsqueeze(0)
-    return torch.stack(ys), final if layer.cell.states == 2 else final[0]
+        state = step(drive, u, b_hh, *state)
+        ys.append(state[0])
+    final = tuple(part.unsqueeze(0) for part in state)
+    return torch.stack(ys), final if len(final) > 1 else final[0]
 
 
-_Step = Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor], tuple[Tensor, Tensor]]
+# Of v_t, U, b_hh and the state, h first: the next state.
+_Step = Callable[..., tuple[Tensor, ...]]
 
 
-def _lstm(v: Tensor, u: Tensor, b: Tensor | None, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    i, f, g, o = (v + linear(h, u, b)).chunk(4, 1)
+def _lstm(v: Tensor, u: Tensor, b: Tensor | None, h: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+    return _gates(v + linear(h, u, b), c)
+
+
+def _gates(gates: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+    i, f, g, o = gates.chunk(4, 1)
     c = c * f.sigmoid() + i.sigmoid() * g.tanh()
     return o.sigmoid() * c.tanh(), c
 
 
-def _gru(v: Tensor, u: Tensor, b: Tensor | None, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+def _extrapolated(
+    cell: cells.ExtrapolatedLSTM,
+    v: Tensor,
+    u: Tensor,
+    b: Tensor | None,
+    h: Tensor,
+    c: Tensor,
+    y: Tensor,
+    j: Tensor,
+) -> tuple[Tensor, ...]:
+    old, y = y, linear(h, u, b) - cell.step_size * v
+    return *_gates(y + j / (j + 3) * (y - old), c), y, (j + 1) % cell.every
+
+
+def _gru(v: Tensor, u: Tensor, b: Tensor | None, h: Tensor) -> tuple[Tensor, ...]:
     v_r, v_z, v_n = v.chunk(3, 1)
     u_r, u_z, u_n = linear(h, u, b).chunk(3, 1)
     z = (v_z + u_z).sigmoid()
     n = (v_n + (v_r + u_r).sigmoid() * u_n).tanh()
-    return (1 - z) * n + z * h, c
+    return ((1 - z) * n + z * h,)
 
 
-def _tanh(v: Tensor, u: Tensor, b: Tensor | None, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    return (v + linear(h, u, b)).tanh(), c
+def _tanh(v: Tensor, u: Tensor, b: Tensor | None, h: Tensor) -> tuple[Tensor, ...]:
+    return ((v + linear(h, u, b)).tanh(),)
 
 
-def _modrelu(v: Tensor, u: Tensor, b: Tensor | None, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+def _modrelu(v: Tensor, u: Tensor, b: Tensor | None, h: Tensor) -> tuple[Tensor, ...]:
     y = v + linear(h, u)
-    return y.sign() * (y.abs() if b is None else y.abs() + b).relu(), c
+    return (y.sign() * (y.abs() if b is None else y.abs() + b).relu(),)
 
 
 _STEPS: dict[cells.Cell, _Step] = {
@@ -563,7 +674,7 @@ def _parity(contender: Contender, truth: _Results | None) -> dict[str, float | N
     """The errors against the truth, by default its own in float64; of replicas, against each by itself."""
     if isinstance(contender.module, Replicas):
         return _errors(*_together_and_alone(contender, contender.module))
-    want = truth or _evaluate(_exact(contender.plain or contender))
+    want = truth or _evaluate(_exact(contender.plain or contender), rows=32)
     got = _evaluate(contender)
     if contender.plain is not None:
         got = cast(_Results, tuple(list(map(_cut, *pair)) for pair in zip(got, want, strict=True)))
@@ -601,49 +712,63 @@ def _exact(contender: Contender) -> Contender:
     module = copy.deepcopy(contender.module).double()
     if isinstance(module, Recurrent):
         module.backend = "reference"
-    return Contender("exact", module, module, contender.x.double(), contender.weights.double())
+    x, weights = contender.x.double(), contender.weights.double()
+    return Contender("exact", module, module, x, weights, sizes=contender.sizes)
 
 
-def _wrong(errors: dict[str, float | None], allowed: dict[str, float]) -> bool:
-    return any((error := errors[what]) is None or error > most for what, most in allowed.items())
+def _over(errors: dict[str, float | None], allowed: dict[str, float]) -> list[str]:
+    """The errors that are larger than allowed."""
+    return [name for name, most in allowed.items() if (error := errors[name]) is None or error > most]
 
 
 def _tolerance(case: Case, backend: str) -> dict[str, float]:
     """By the name of the error that it is for."""
-    if backend == "cuda" and case.dtype == torch.float32:
-        name = "cuda, Nesterov" if isinstance(case.momentum, Nesterov) else "cuda"
-        return dict(zip(("outputs_norm", "gradients_norm"), TOLERANCE[name], strict=True))
-    return dict(zip(("outputs", "gradients"), TOLERANCE[_precision(case)], strict=True))
+    name = _precision(case, backend)
+    if name in BY_NORM:
+        return _by_norms(BY_NORM[name])
+    return dict(zip(("outputs", "gradients"), TOLERANCE[name], strict=True))
 
 
-def _precision(case: Case) -> str:
-    dtype = str(case.dtype).removeprefix("torch.")
+def _by_norms(pair: tuple[float, float]) -> dict[str, float]:
+    return dict(zip(("outputs_norm", "gradients_norm"), pair, strict=True))
+
+
+def _precision(case: Case, backend: str) -> str:
+    m, mode = case.momentum, MODES[case.mode]
+    dtype, leaps = str(mode.autocast or case.dtype).removeprefix("torch."), m is not None and not m.linear
     if dtype != "float32":
-        return dtype
+        return "16 bits, Adam" if leaps and dtype != "float64" else dtype
+    if backend == "cuda":
+        fast = "cuda, Nesterov" if isinstance(m, Nesterov) else "cuda"
+        return "cuda, Adam" if leaps else fast if mode.tf32 else "cuda, fp32"
     if case.shape.cell == "dtriv":
         return "float32, modrelu"
-    if case.momentum is not None and not case.momentum.linear:
+    if leaps:
         return "float32, Adam"
-    return "TF32" if case.device == "cuda" and torch.backends.cudnn.allow_tf32 else "float32"
+    tf32 = case.device == "cuda" and mode.tf32 and torch.backends.cudnn.allow_tf32
+    return "TF32" if tf32 else "float32"
 
 
 def _evaluate(contender: Contender, rows: int | None = None) -> _Results:
     """Outputs with final states, and the gradients to x and all parameters.
 
-    Rows of the batch are independent: fewer at a time keep the graph of a long loop small.
+    Rows of the batch are independent: fewer at a time keep the graph of a long loop small. A packed batch
+    is not taken apart.
     """
     x, found = contender.x.detach().requires_grad_(), []
-    size = rows or x.shape[1]
-    with _tf32(contender.tf32):
-        for piece, w in zip(torch.split(x, size, 1), torch.split(contender.weights, size, 1), strict=True):
-            out, final = contender.run(piece)
+    rows = rows if contender.sizes is None else None
+    pieces = [torch.split(t, rows, 1) if rows else (t,) for t in (x, contender.weights)]
+    with _tf32(contender.mode.tf32):
+        for piece, w in zip(*pieces, strict=True):
+            out, final = contender.call(piece)
             states = final if isinstance(final, tuple) else (final,)
             loss = (out * w).sum() + sum(state.sum() for state in states)
             loss.backward()
             found.append([out.detach(), *(state.detach() for state in states)])
     gradients = [x.grad, *(p.grad for p in contender.module.parameters())]
     contender.module.zero_grad()
-    return [torch.cat(parts, 1) for parts in zip(*found, strict=True)], gradients
+    outputs = [torch.cat(parts, 1) for parts in zip(*found, strict=True)] if rows else found[0]
+    return outputs, gradients
 
 
 def difference(got: Tensor | None, want: Tensor | None) -> tuple[float, float]:
@@ -821,7 +946,7 @@ def _resident(there: Connection, case: Case, name: str, threads: int) -> None:
     torch.set_num_threads(threads)
     ours = build(case)
     contender = ours if name == "ours" else rival(name, ours, case)
-    replace(contender, x=contender.x[:2], weights=contender.weights[..., :2, :, :]).training()
+    _beginning(contender).training()
     contender.module.zero_grad()
     gc.collect()
     try:
@@ -831,6 +956,15 @@ def _resident(there: Connection, case: Case, name: str, threads: int) -> None:
         there.send((_status("VmHWM") - before) * 1024 / 1e6)
     except (OSError, KeyError):  # a kernel without these
         there.send(None)
+
+
+def _beginning(contender: Contender) -> Contender:
+    """The same on two steps."""
+    x, weights, sizes = contender.x, contender.weights, contender.sizes
+    if sizes is None:
+        return replace(contender, x=x[:2], weights=weights[..., :2, :, :])
+    rows = int(sizes[:2].sum())
+    return replace(contender, x=x[:rows], weights=weights[:rows], sizes=sizes[:2])
 
 
 def _status(field: str) -> int:

@@ -26,8 +26,9 @@ TINY = {
     "tiny": Shape("lstm", 7, 3, 2, 5),
     "tiny-gru": Shape("gru", 6, 2, 3, 4),
     "tiny-dtriv": Shape("dtriv", 6, 2, 3, 4),
+    "tiny-extrapolated": Shape("extrapolated", 6, 2, 3, 4),
 }
-RIVALS = ("torch", "torch-fp32", "torch-bf16", "torch-fp16", "torch-padded", "native", "loop")
+RIVALS = ("torch", "torch-fp32", "torch-bf16", "torch-fp16", "torch-padded", "native", "plain", "loop")
 ERRORS = ("outputs", "gradients", "outputs_norm", "gradients_norm")
 
 
@@ -49,8 +50,8 @@ def run_json(tmp_path, *args):
     return code, json.loads((tmp_path / "result.json").read_text())
 
 
-def case(shape="tiny", backend="auto"):
-    return Case(shape, TINY[shape], mr.HeavyBall(), backend, "cpu", torch.float32)
+def case(shape="tiny", backend="auto", momentum=mr.HeavyBall(), **more):  # noqa: B008
+    return Case(shape, TINY[shape], momentum, backend, "cpu", torch.float32, **more)
 
 
 def spoil(monkeypatch, by=1e-2):
@@ -84,6 +85,15 @@ def test_the_loop_obeys_a_constraint():
     assert_same(gradients(got, inputs), gradients(want, inputs))
 
 
+@pytest.mark.parametrize("bias", [True, "hh", False])
+def test_the_loop_is_the_extrapolated_layer(bias):
+    net = mr.Recurrent(mr.cells.ExtrapolatedLSTM(every=3, step_size=0.5), 3, 5, bias=bias).double()
+    x = leaf(9, 2, 3)
+    got, want, inputs = loop(net, x), net(x), [x, *net.parameters()]
+    assert_same(got, want)
+    assert_same(gradients(got, inputs), gradients(want, inputs))
+
+
 def test_what_is_written(tmp_path, capsys):
     code, result = run_json(tmp_path, "--memory", "--momentum", "HeavyBall(mu=0.9)")
     assert code == 0
@@ -102,6 +112,7 @@ def test_what_is_written(tmp_path, capsys):
     assert [case[name] for name in ("shape", "cell", "backend")] == ["tiny", "lstm", "native"]
     assert case["momentum"] == "HeavyBall(mu=0.9, step=1.0)"
     assert case["sizes"] == {"T": 7, "B": 3, "D": 2, "H": 5}
+    assert (case["mode"], case["steps"]) == ("tf32", 21)
     assert set(case["parity"]) == {"tolerance", "ours", "torch", "loop"}
     assert set(case["parity"]["tolerance"]) == {"outputs", "gradients"}
     for errors in (case["parity"][name] for name in ("ours", "torch", "loop")):
@@ -130,7 +141,7 @@ def test_every_rival_is_measured(tmp_path, capsys):
     assert all(row["training_ms"] > 0 and "reason" not in row for row in found["rows"].values())
     assert tuple(found["ratios"]["training"]) == RIVALS
     worst = {name: max(errors.values()) for name, errors in found["parity"].items()}
-    for name in ("ours", "torch", "torch-fp32", "loop", "replicas-2"):
+    for name in ("ours", "torch", "torch-fp32", "plain", "loop", "replicas-2"):
         assert worst[name] < 2e-5
     # Each is held to the truth of its own rounded weights.
     assert 2e-5 < worst["torch-fp16"] < 5e-3
@@ -190,6 +201,194 @@ def test_tf32_is_off_for_that_rival_alone(monkeypatch):
     with pytest.raises(RuntimeError):
         contender.training()
     assert torch.backends.cudnn.allow_tf32
+
+
+@pytest.mark.parametrize("mode", ["tf32", "fp32", "autocast-bf16"])
+def test_a_mode_is_that_of_ours_and_of_rivals_without_one(mode, monkeypatch):
+    """Forward and backward without TF32; autocast forward alone, and nothing of it stays."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    tried, seen = case("tiny-gru", "reference", mode=mode), []
+
+    def now(*_):
+        seen.append((torch.backends.cudnn.allow_tf32, torch.is_autocast_enabled("cpu")))
+
+    def watched(layer, x):
+        now()
+        out, final = layer(x)
+        out.register_hook(now)
+        return out, final
+
+    own, bf16 = mode != "fp32", mode == "autocast-bf16"
+    followed = [(own, bf16), (own, False)], torch.bfloat16 if bf16 else torch.float32
+    expected = {
+        **dict.fromkeys(("ours", "torch", "plain", "native", "loop"), followed),
+        "torch-fp32": ([(False, False)] * 2, torch.float32),
+        "torch-fp16": ([(True, False)] * 2, torch.float16),
+    }
+    ours = build(tried)
+    for name, (states, dtype) in expected.items():
+        contender = ours if name == "ours" else bench_module.rival(name, ours, tried)
+        contender = bench_module.replace(contender, run=bench_module.partial(watched, contender.run))
+        seen.clear()
+        contender.training()
+        assert seen == states
+        assert contender.weights.dtype == dtype
+        now()
+        assert seen[-1] == (True, False)
+
+
+def test_modes_are_cases_of_one_run(tmp_path, capsys):
+    modes = ("--modes", "tf32", "autocast-bf16", "--momentum", "None", "HeavyBall", "--rivals", "torch")
+    code, result = run_json(tmp_path, "--shapes", "tiny-gru", *modes)
+    assert code == 0
+    found = [(case["mode"], case["momentum"].split("(")[0]) for case in result["cases"]]
+    assert found == [(mode, m) for mode in ("tf32", "autocast-bf16") for m in ("None", "HeavyBall")]
+    for each in result["cases"]:
+        for name in ("ours", "torch"):
+            error = each["parity"][name]["gradients_norm"]
+            assert error < 2e-5 if each["mode"] == "tf32" else 1e-4 < error < 1e-1
+            assert each["rows"][name]["forward_ms"] > 0
+        assert "goal" not in each
+    plain, other = result["cases"][2:]
+    ratio = other["rows"]["ours"]["training_ms"] / plain["rows"]["ours"]["training_ms"]
+    assert other["against_plain"]["eager"] == ratio
+    assert "autocast-bf16" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("goal", "missed"), [(1e-3, []), (1e-12, ["outputs_norm", "gradients_norm"])])
+def test_a_goal_that_is_missed_is_said_and_timed(goal, missed, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(bench_module, "GOALS", {"tf32": (goal, goal)})
+    code, result = run_json(tmp_path, "--rivals")
+    assert code == 0
+    (found,) = result["cases"]
+    assert found["goal"] == {"errors": {"outputs_norm": goal, "gradients_norm": goal}, "missed": missed}
+    assert found["rows"]["ours"]["training_ms"] > 0
+    assert capsys.readouterr().out.count("missed: ") == len(missed)
+
+
+@pytest.mark.parametrize(
+    ("backend", "mode", "momentum", "expected"),
+    [
+        ("cuda", "tf32", mr.HeavyBall(), {"outputs_norm": 1e-3, "gradients_norm": 1e-3}),
+        ("cuda", "tf32", mr.Nesterov(), {"outputs_norm": 1e-3, "gradients_norm": 2e-2}),
+        ("cuda", "tf32", mr.RMSProp(), {"outputs_norm": 1e-2, "gradients_norm": 2e-1}),
+        ("cuda", "fp32", None, {"outputs_norm": 2e-4, "gradients_norm": 2e-4}),
+        ("cuda", "fp32", mr.Nesterov(), {"outputs_norm": 2e-4, "gradients_norm": 2e-4}),
+        ("cuda", "autocast-fp16", None, {"outputs": 5e-2, "gradients": 5e-2}),
+        ("cuda", "autocast-bf16", None, {"outputs": 1e-1, "gradients": 1e-1}),
+        ("native", "autocast-bf16", mr.Adam(), {"outputs_norm": 5e-2, "gradients_norm": 5e-1}),
+        ("native", "tf32", mr.Adam(), {"outputs": 1e-2, "gradients": 2e-1}),
+        ("native", "fp32", None, {"outputs": 2e-4, "gradients": 2e-4}),
+        ("native", "tf32", None, {"outputs": 2e-2, "gradients": 2e-2}),
+    ],
+)
+def test_what_is_allowed_in_each_mode(backend, mode, momentum, expected, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    tried = Case("tiny", TINY["tiny"], momentum, "auto", "cuda", torch.float32, mode)
+    assert bench_module._tolerance(tried, backend) == expected
+
+
+def test_lengths_are_drawn_once_and_for_all():
+    shape = Shape("lstm", 300, 32, 129, 158)
+    sizes = bench_module._sizes(shape)
+    assert torch.equal(sizes, bench_module._sizes(shape))
+    assert len(sizes) == 300
+    assert sizes[0] == 32
+    assert sizes[-1] >= 1
+    assert (sizes.diff() <= 0).all()
+    assert 0.35 < sizes.sum() / (300 * 32) < 0.65
+
+
+@pytest.mark.parametrize("name", ["ours", "torch", "native", "plain"])
+def test_packed_sequences_are_those_by_themselves(name):
+    tried = case(lengths="uniform")
+    ours = build(tried)
+    contender = ours if name == "ours" else bench_module.rival(name, ours, tried)
+    assert contender.x.shape == (ours.sizes.sum(), 2)
+    out, final = contender.call(ours.x)
+    padded, ends = torch.nn.utils.rnn.pad_packed_sequence(ours.packed(ours.x))
+    outs, _ = torch.nn.utils.rnn.pad_packed_sequence(ours.packed(out))
+    assert len(set(ends.tolist())) > 1
+    for row, end in enumerate(ends):
+        want, (h, c) = contender.module(padded[:end, row : row + 1])
+        for a, b in ((outs[:end, row], want[:, 0]), (final[0][:, row], h[:, 0]), (final[1][:, row], c[:, 0])):
+            torch.testing.assert_close(a, b)
+
+
+def test_packed_input_is_measured(tmp_path, capsys):
+    packed = ("--lengths", "uniform", "--replicas", "2", "--rivals", *RIVALS)
+    code, result = run_json(tmp_path, *packed)
+    assert code == 0
+    assert result["settings"]["lengths"] == "uniform"
+    (found,) = result["cases"]
+    assert found["steps"] == bench_module._sizes(TINY["tiny"]).sum() < 21
+    not_for = ("torch-padded", "loop", "replicas-2")
+    for name, row in found["rows"].items():
+        if name in not_for:
+            assert row["reason"] == "RuntimeError: not for sequences of several lengths"
+            continue
+        assert "reason" not in row
+        assert row["training_ms"] > 0
+        if name not in ("torch-fp16", "torch-bf16"):
+            assert max(found["parity"][name].values()) < 2e-5
+    assert f"{found['steps']} steps" in capsys.readouterr().out
+
+
+def test_wrong_packed_results_are_seen(tmp_path, monkeypatch):
+    spoil(monkeypatch)
+    code, result = run_json(tmp_path, "--lengths", "uniform", "--rivals")
+    assert (code, result["cases"][0]["status"]) == (1, "wrong")
+
+
+@pytest.mark.parametrize("lengths", ["full", "uniform"])
+def test_the_beginning_is_two_steps(lengths):
+    ours = build(case(lengths=lengths))
+    short = bench_module._beginning(ours)
+    got, want = (contender.forward()[0].flatten(0, -2) for contender in (short, ours))
+    assert torch.equal(got, want[: len(got)])
+    assert len(got) == len(short.weights.flatten(0, -2)) == (6 if lengths == "full" else ours.sizes[:2].sum())
+
+
+def test_the_extrapolated_cell_is_measured(tmp_path, capsys):
+    extrapolated = ("--shapes", "tiny-extrapolated", "--momentum", "None")
+    code, result = run_json(tmp_path, *extrapolated, "--rivals", "torch", "plain", "loop")
+    assert code == 0
+    (found,) = result["cases"]
+    assert [found["cell"], found["rows"]["torch"]["layer"]] == ["extrapolated", "torch.nn.LSTM (plain cell)"]
+    for name in ("ours", "torch", "loop"):
+        assert max(found["parity"][name].values()) < 2e-5
+        assert found["rows"][name]["training_ms"] > 0
+    assert found["rows"]["plain"]["reason"] == "RuntimeError: ours has no momentum itself"
+
+
+def test_the_extrapolated_cell_has_no_further_momentum(capfd):
+    assert run("--shapes", "tiny", "tiny-extrapolated") == 2
+    refused = "--momentum: expected None at tiny-extrapolated, got 'HeavyBall(mu=0.6, step=1.0)'"
+    assert refused in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("momentum", ["Adam(mu=0.6, beta=0.9)", "RMSProp", "HeavyBall"])
+def test_plain_is_ours_without_momentum(momentum, tmp_path):
+    """In the same rounds."""
+    code, result = run_json(tmp_path, "--momentum", momentum, "--rivals", "plain", "torch")
+    assert code == 0
+    (found,) = result["cases"]
+    assert found["parity"]["plain"] == found["parity"]["torch"]
+    assert found["ratios"]["training"]["plain"]["median"] > 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the memory of a process is measured on Linux alone")
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("ours", {"momentum": mr.RMSProp(), "mode": "autocast-bf16"}),
+        ("plain", {"momentum": mr.Adam(), "lengths": "uniform"}),
+    ],
+)
+def test_memory_is_that_of_the_case(name, more):
+    """A larger one takes more of it, in its mode, packed or not."""
+    large = bench_module.replace(case("tiny-gru", **more), shape=Shape("gru", 200, 64, 3, 64))
+    assert bench_module._in_a_fresh_process(large, name) > 5
 
 
 @pytest.mark.parametrize("shape", ["tiny", "tiny-dtriv"])
@@ -342,6 +541,36 @@ def test_graphs_on_a_gpu(tmp_path):
     assert case["against_plain"]["graph"] == ratio
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none")
+@pytest.mark.parametrize("lengths", ["full", "uniform"])
+def test_modes_on_a_gpu(lengths, tmp_path):
+    path, names = tmp_path / "result.json", ("tf32", "fp32", "autocast-fp16", "autocast-bf16")
+    options = ("--lengths", lengths, "--shapes", "tiny", "--repeats", "2", "--rivals", "torch", "plain")
+    assert main(["bench", "--device", "cuda", *options, "--modes", *names, "--json", str(path)]) == 0
+    cases = json.loads(path.read_text())["cases"]
+    assert tuple(case["mode"] for case in cases) == names
+    errors = {case["mode"]: case["parity"] for case in cases}
+    for name in ("ours", "torch"):
+        fp32, fp16, bf16 = (errors[mode][name]["gradients_norm"] for mode in names[1:])
+        assert fp32 < 1e-5 < fp16 < bf16
+    assert cases[1]["goal"]["missed"] == []
+    for case in cases:
+        for row in case["rows"].values():
+            assert "reason" not in row
+            assert min(row["forward_ms"], row["training_ms"], row["peak_mb"]) > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none")
+def test_the_extrapolated_cell_on_a_gpu(tmp_path):
+    path = tmp_path / "result.json"
+    options = ("--shapes", "tiny-extrapolated", "--momentum", "None", "--repeats", "2")
+    assert main(["bench", "--device", "cuda", *options, "--json", str(path)]) == 0
+    (found,) = json.loads(path.read_text())["cases"]
+    assert all(found["rows"][name]["training_ms"] > 0 for name in ("ours", "torch", "loop"))
+
+
 def test_nothing_private_is_written(tmp_path):
     _, result = run_json(tmp_path, "--rivals")
     assert str(tmp_path) not in json.dumps(result)
@@ -459,6 +688,7 @@ def test_other_spellings_are_refused(text):
         ("--momentum", "HeavyBall(nu=1)", "nu"),
         ("--backend", "fast", "reference"),
         ("--repeats", "0", "at least 1"),
+        ("--modes", "fp32", "CPU"),
         ("--replicas", "0", "at least 1"),
         ("--threads", "0", "from 1 to 4096"),
         ("--threads", "99999999999", "from 1 to 4096"),
@@ -481,10 +711,16 @@ def test_bad_input_is_refused_in_one_line(option, value, expected, tmp_path, mon
     assert torch.get_num_threads() == before
 
 
-@pytest.mark.parametrize("option", ["--shapes", "--momentum"])
+@pytest.mark.parametrize("option", ["--shapes", "--momentum", "--modes"])
 def test_nothing_to_measure_is_refused(option, capfd):
     assert run(option) == 2
     assert f"{option}: expected one of" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_modes_are_for_float32(dtype, capfd):
+    assert run("--dtype", dtype, "--modes", "tf32", "autocast-fp16") == 2
+    assert f"--modes: expected tf32 for --dtype {dtype}, got 'autocast-fp16'" in capfd.readouterr().err
 
 
 def test_cuda_without_a_gpu_is_refused(capfd, monkeypatch):
@@ -494,7 +730,11 @@ def test_cuda_without_a_gpu_is_refused(capfd, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "args", [["--cells", "tanh"], ["--quick"], ["--repeats", "many"], ["--rivals", "jax"]]
+    "args",
+    [
+        *(["--cells", "tanh"], ["--quick"], ["--repeats", "many"], ["--rivals", "jax"]),
+        *(["--modes", "int8"], ["--lengths", "short"]),
+    ],
 )
 def test_the_parser_refuses_the_rest(args, capfd):
     with pytest.raises(SystemExit) as refusal:
@@ -544,7 +784,7 @@ ALL_SHAPES = dict(bench_module.SHAPES)
 
 
 def test_the_shapes_are_the_papers():
-    assert len(ALL_SHAPES) == 17
+    assert len(ALL_SHAPES) == 19
     assert ALL_SHAPES["copy190-2k"] == Shape(cell="lstm", T=2020, B=128, D=10, H=190)
 
 

@@ -63,7 +63,9 @@ def _write(path: Path, text: str | None) -> None:
 def _print(console: Any, case: dict[str, Any]) -> None:
     """One case as a table, a line for each contender; ratios are of ours to it, of replicas to ours."""
     sizes = ", ".join(f"{name} {size}" for name, size in case["sizes"].items())
-    console.print(f"\n[bold]{case['shape']}[/]: {case['cell']}, {case['momentum']}, {sizes}", highlight=False)
+    packed = "" if case["steps"] == case["sizes"]["T"] * case["sizes"]["B"] else f", {case['steps']} steps"
+    what = f"{case['cell']}, {case['momentum']}, {case['mode']}, {sizes}{packed}"
+    console.print(f"\n[bold]{case['shape']}[/]: {what}", highlight=False)
     if case["status"] == "failed":
         console.print(f"[red]failed[/] on {case['backend']}: {escape(case['reason'])}", highlight=False)
         if "rows" not in case:
@@ -95,6 +97,9 @@ def _print(console: Any, case: dict[str, Any]) -> None:
     if "against_plain" in case:
         known = [f"{kind} {_show(value, '.2f')}" for kind, value in case["against_plain"].items()]
         console.print(f"training with this momentum / with None: {', '.join(known)}", highlight=False)
+    for name in case.get("goal", {}).get("missed", ()):
+        error, goal = parity["ours"][name], case["goal"]["errors"][name]
+        console.print(f"[yellow]missed[/]: {name} of ours is {_show(error, '.1e')}, wanted {goal:.0e}")
     if case["status"] == "wrong":
         allowed = " and ".join(f"{error:.0e}" for error in parity["tolerance"].values())
         console.print(f"[red]wrong[/], so not timed: ours should be within {allowed} of float64")
