@@ -553,7 +553,9 @@ def test_modes_on_a_gpu(lengths, tmp_path):
     errors = {case["mode"]: case["parity"] for case in cases}
     for name in ("ours", "torch"):
         fp32, fp16, bf16 = (errors[mode][name]["gradients_norm"] for mode in names[1:])
-        assert fp32 < 1e-5 < fp16 < bf16
+        # Torch's own layer computes in float16 under either autocast, and ours returns that.
+        assert fp32 < 1e-5 < fp16
+        assert 1e-5 < bf16 < 1e-2
     assert cases[1]["goal"]["missed"] == []
     for case in cases:
         for row in case["rows"].values():

@@ -752,3 +752,9 @@ def test_one_graph_for_all_lengths(served, options):
         x = torch.randn(steps, 2, 3)
         assert torch.equal(compiled(x), net(x)[0])
     assert len(graphs) == 2
+
+
+def test_packed_rows_are_not_captured(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match="packed sequences can't be captured in a CUDA graph"):
+        kernels._rows([2, 1], GPU)

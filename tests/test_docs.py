@@ -89,6 +89,45 @@ def test_the_speeds_on_a_gpu_are_those_measured():
         assert [float(x) for x in shown] == [float(f"{x:.3g}" if x >= 10 else f"{x:.2f}") for x in measured]
 
 
+def of_file(name):
+    """The cases of a file of results/bench, by shape, momentum and mode."""
+    cases = json.loads((ROOT / f"results/bench/{name}.json").read_text())["cases"]
+    return {(case["shape"], case["momentum"].split("(")[0], case["mode"]): case for case in cases}
+
+
+def shown_ms(rows, name):
+    x = rows[name]["training_graph_ms"]
+    return f"{x:.3g}" if x >= 10 else f"{x:.2f}"
+
+
+def test_the_modes_are_those_measured():
+    """Of the README's table and that of docs/kernels.md: h200-modes.json, Adam from h200-adam.json."""
+    modes, adam = of_file("h200-modes"), of_file("h200-adam")
+    table = re.search(r"\| each mode, ms.*?\n\n", (ROOT / "README.md").read_text(), re.DOTALL)[0]
+    _, _, *rows = table.strip().split("\n")
+    assert len(rows) == 5
+    pairs = [(mode, name) for mode in ("tf32", "fp32", "autocast-fp16") for name in ("ours", "torch")]
+    for shape, *shown in (row.strip("| ").split(" | ") for row in rows):
+        found = [modes.get((shape, "None", mode)) for mode, _ in pairs]
+        wanted = [c and shown_ms(c["rows"], name) for c, (_, name) in zip(found, pairs, strict=True)]
+        wanted.insert(
+            1, (shape, "Adam", "tf32") in adam and shown_ms(adam[shape, "Adam", "tf32"]["rows"], "ours")
+        )
+        assert shown == [w or "-" for w in wanted]
+    words = {"TF32": "tf32", "TF32 off": "fp32", "autocast, float16": "autocast-fp16"}
+    words["autocast, bfloat16"] = "autocast-bf16"
+    table = re.search(r"\| \| mode \| forward.*?\n\n", (ROOT / "docs/kernels.md").read_text(), re.DOTALL)[0]
+    _, _, *rows = (row.strip("| ").split(" | ") for row in table.strip().split("\n"))
+    assert len(rows) == len(modes)
+    for shape, mode, *shown in rows:
+        case = modes[shape, "None", words[mode]]
+        assert [shown[1], shown[5]] == [shown_ms(case["rows"], name) for name in ("ours", "torch")]
+        errors = [
+            case["parity"][n][of] for n in ("ours", "torch") for of in ("outputs_norm", "gradients_norm")
+        ]
+        assert [shown[2], shown[3], shown[6], shown[7]] == [f"{x:.0e}" for x in errors]
+
+
 NETWORKS = {  # in the order of docs/training.md, with the beginning of their runs' folders
     "table1/LSTM/PMNIST/128": "pmnist-lstm-128-1e293fec48",
     "table1/MomentumLSTM/PMNIST/128": "pmnist-lstm-heavyball-128-2f2075d724",

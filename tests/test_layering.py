@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "kernels.fused": {"kernels.inputs", "kernels.nvrtc"},
     "kernels.op": {"kernels.fused", "kernels.inputs"},
     "kernels.step": {"kernels.fused", "kernels.nvrtc"},
-    "backends.cuda": {"momentum", "cells", "packing", "kernels", "backends.stack"},
+    "backends.cuda": {"momentum", "cells", "packing", "kernels", "kernels.inputs", "backends.stack"},
     "backends": {"momentum", "backends.stack", "backends.cuda", "backends.native", "backends.reference"},
     "init": {"cells"},
     "modules": {"momentum", "cells", "packing", "init", "backends", "backends.stack", "backends.reference"},

@@ -544,6 +544,10 @@ class _Launcher:
 
 def _rows(sizes: Sequence[int], device: torch.device) -> Rows:
     """Packed rows as the kernels know them."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "packed sequences can't be captured in a CUDA graph: their lengths are read on the CPU"
+        )
     falling = np.asarray(sizes)
     begins = np.concatenate([[0], falling.cumsum()])
     lengths = np.searchsorted(-falling, -np.arange(falling[0]), side="left")
