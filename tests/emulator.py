@@ -30,10 +30,18 @@ def source(name):
     return re.sub(r"//.*", "", (FOLDER / f"{name}.cu").read_text())
 
 
+@cache
+def code(expression):
+    return compile(expression.strip().replace("/", "//"), "constexpr", "eval")
+
+
 def value(expression, names):
     """Of an integer expression in C."""
-    python = re.sub(r"([^()?:]+)\?([^()?:]+):([^()?:]+)", r"(\2 if \1 else \3)", expression)
-    return int(eval(python.strip().replace("/", "//"), {}, names))
+    choice = re.search(r"([^()?:]+)\?([^()?:]+):([^()?:]+)(?=\)|$)", expression)
+    if choice:  # the last one first
+        found = value(choice[2] if value(choice[1], names) else choice[3], names)
+        return value(expression[: choice.start()] + str(found) + expression[choice.end() :], names)
+    return int(eval(code(expression), {}, names))
 
 
 def constants(file, **defines):
@@ -44,18 +52,29 @@ def constants(file, **defines):
     return SimpleNamespace(**found)
 
 
+@cache
+def expecting():
+    (expression,) = set(re.findall(r"expect\(received[^,]*, (.*)\);", source("lstm_forward")))
+    return expression
+
+
 def expected(k):
     """The bytes that a barrier of the forward pass expects in a step."""
-    (expression,) = set(re.findall(r"expect\(received[^,]*, (.*)\);", source("lstm_forward")))
-    return value(expression, vars(k))
+    return value(expecting(), vars(k))
+
+
+@cache
+def messaged():
+    (expression,) = re.findall(r"u32 messages\(u32 buffer\) { return (.*?); }", source("lstm_backward"))
+    return expression
 
 
 def messages(k, buffer):
     """The bytes that a barrier of the backward pass expects in a step."""
-    (expression,) = re.findall(r"u32 messages\(u32 buffer\) { return (.*?); }", source("lstm_backward"))
-    return value(expression, {**vars(k), "buffer": buffer})
+    return value(messaged(), {**vars(k), "buffer": buffer})
 
 
+@cache
 def parameters(file, kernel):
     """Of a kernel: name, type, whether it is a pointer and whether to constants, in order."""
     (text,) = re.findall(rf"__global__[^;{{}}]*?\b{kernel}\(([^)]*)\)", source(file))
@@ -70,17 +89,27 @@ def arrays(file, k):
     return {name: value(length, vars(k)) for name, length in found}
 
 
+def dynamic(file, k):
+    """The array whose length the launch says, and what that should be."""
+    (name,) = re.findall(r"extern __shared__ .*?(\w+)\[\];", source(file))
+    return name, k.LOW_BYTES + (k.INPUTS * k.THREADS if file == "lstm_backward" else 0)
+
+
 # ---- numbers
+
+
+def beside(*xs):
+    return np.stack(xs if len(xs) == 1 else np.broadcast_arrays(*xs), -1).astype(float)
 
 
 def halves(*xs):
     """Numbers side by side, as 16 bits each."""
-    x = np.stack(np.broadcast_arrays(*xs), -1).astype(float)
+    x = beside(*xs)
     return x.astype(np.float16).astype(float) if ROUND else x
 
 
 def bfloats(*xs):
-    x = np.stack(np.broadcast_arrays(*xs), -1).astype(float)
+    x = beside(*xs)
     return torch.from_numpy(x).bfloat16().double().numpy() if ROUND else x
 
 
@@ -101,7 +130,33 @@ def narrow(x):
 
 
 def low_part(x):
-    return x - bfloats(x)[..., 0]
+    high = bfloats(x)[..., 0]
+    return np.where(np.isfinite(high), x - high, 0.0)
+
+
+def left_after(x, parts):
+    for n in range(np.max(parts, initial=0)):
+        x = np.where(parts > n, low_part(x), x)
+    return x
+
+
+def rest_of(x, low):
+    """What rounding to halves leaves, so many times; 0 where nothing is rounded."""
+    return (x - halves(x)[..., 0]) * low
+
+
+def half_rest(x):
+    return rest_of(x, 2048.0)
+
+
+def fine_tanh(x):
+    if not ROUND:
+        return np.tanh(x)
+    (text,) = re.findall(r"float fine_tanh\(float x\) {(.*?)return", source("lstm_forward"), re.DOTALL)
+    a, b, c, d, e = (float(n) for n in re.findall(r"-?\d\.\d+e-\d", text))
+    s = x * x
+    p = (((a * s + b) * s + c) * s + d) * s + e
+    return np.where(abs(x) < 0.625, p * s * x + x, np.tanh(x))
 
 
 def power_below(x):
@@ -155,7 +210,7 @@ def shuffle_xor(x, i):
 # ---- global memory
 
 
-SIZES = {"float": 1, "float4": 4, "u16": 1, "u32": 2, "uint2": 4, "uint4": 8}  # in numbers
+SIZES = {"int": 1, "float": 1, "float4": 4, "u16": 1, "u32": 2, "uint2": 4, "uint4": 8}  # in numbers
 
 
 class Memory:
@@ -163,11 +218,14 @@ class Memory:
 
     def __init__(self, name, kind, tensor):
         assert tensor.is_contiguous(), f"{name} is not contiguous"
-        assert tensor.is_complex() <= (kind[0] == "u"), f"{name} is not of {kind}"
-        self.start = tensor.storage_offset() * (1 + tensor.is_complex())
+        assert kind != "int" or tensor.dtype == torch.int32, f"{name} is not of {kind}"
+        assert tensor.is_complex() <= (kind[0] in "uf"), f"{name} is not of {kind}"
+        self.start = tensor.storage_offset() * (1 + (tensor.is_complex() and kind[0] == "u"))
         assert self.start % SIZES[kind] == 0, f"{name} is not aligned"
         flat = tensor.reshape(-1)
-        flat = (torch.view_as_real(flat) if flat.is_complex() else flat).numpy().reshape(-1)
+        if flat.is_complex():  # words; a float is one
+            flat = torch.view_as_real(flat) if kind[0] == "u" else flat.real
+        flat = flat.numpy().reshape(-1)
         self.name, self.size = name, SIZES[kind]
         self.data = flat[: len(flat) // self.size * self.size].reshape(-1, self.size)
         self.reads, self.writes = np.zeros(len(self.data), int), np.zeros(len(self.data), int)
@@ -187,17 +245,19 @@ class Pointer:
 
     def load(self, index, there=True):
         at, there, m = *self._places(index, there), self.memory
-        found = np.zeros((*there.shape, m.size))
-        found[there] = m.data[at]
-        np.add.at(m.reads, at, 1)
-        assert not np.isnan(found).any(), f"{m.name}: read before written"
+        found = np.zeros((*there.shape, m.size), int if m.data.dtype == np.int32 else float)
+        if at.size:
+            found[there] = m.data[at]
+            np.add.at(m.reads, at, 1)
+            assert not np.isnan(found).any(), f"{m.name}: read before written"
         return found[..., 0] if m.size == 1 else found
 
     def store(self, index, x, there=True):
         at, there, m = *self._places(index, there), self.memory
-        x = np.asarray(x, float).reshape(*np.shape(x)[: None if m.size == 1 else -1], m.size)
-        m.data[at] = np.broadcast_to(x, (*there.shape, m.size))[there]
-        np.add.at(m.writes, at, 1)
+        if at.size:
+            x = np.asarray(x, float).reshape(*np.shape(x)[: None if m.size == 1 else -1], m.size)
+            m.data[at] = np.broadcast_to(x, (*there.shape, m.size))[there]
+            np.add.at(m.writes, at, 1)
 
     def raise_to(self, index, x, there=True):
         """atomicMax of floats that aren't negative."""
@@ -205,7 +265,9 @@ class Pointer:
         np.maximum.at(m.data[:, 0], at, np.broadcast_to(x, there.shape)[there])
 
     def _places(self, index, there):
-        at, there = np.broadcast_arrays(self.offset + index, there)
+        at, there = np.asarray(self.offset + index), np.asarray(there)
+        if at.shape != there.shape:
+            at, there = np.broadcast_arrays(at, there)
         m, at = self.memory, at[there]
         assert at.size == 0 or (at.min() >= 0 and at.max() < len(m.data)), f"{m.name}: index out of range"
         return at, there
@@ -225,17 +287,16 @@ class Array:
 
     def places(self, address, size):
         """Of so many bytes from each address on."""
-        address = np.asarray(address)
-        assert (address % size == 0).all(), f"{self.name}: not aligned"
-        assert (address >= 0).all(), f"{self.name}: below its begin"
-        assert (address + size <= self.length).all(), f"{self.name}: beyond its end"
+        assert not (address % size).any(), f"{self.name}: not aligned"
+        assert address.min() >= 0, f"{self.name}: below its begin"
+        assert address.max() + size <= self.length, f"{self.name}: beyond its end"
         return address[..., None] // 2 + np.arange(size // 2)
 
     def write(self, at, x, clock, writer, time):
         """By one who has this clock, and so knows that whatever was there is read."""
         assert (self.read[at] <= clock[: self.read.shape[1]]).all(), f"{self.name}: others may still read"
         assert (clock[self.writer[at]] >= self.written[at]).all(), f"{self.name}: others may still write"
-        assert len(np.unique(at)) == at.size, f"{self.name}: written twice"
+        assert (np.diff(np.sort(at, None)) > 0).all(), f"{self.name}: written twice"
         self.data[at], self.writer[at], self.written[at] = x, writer, time
 
 
@@ -335,13 +396,15 @@ class Warp:
         self.copies = [[]]
 
     def load(self, name, address, size, there=True, unset=False):
-        """So many bytes from each lane's address; `unset`: whatever is there will do."""
-        array, there = self.cluster.arrays[self.rank][name], np.broadcast_to(there, LANE.shape)
-        at = array.places(np.broadcast_to(address, LANE.shape)[there], size)
+        """So many bytes from each lane's address, one or several; `unset`: whatever is there will do."""
+        array = self.cluster.arrays[self.rank][name]
+        at = array.places(address if there is True else address[there], size)
         assert (self.clock[array.writer[at]] >= array.written[at]).all(), f"{name}: read too early"
         array.read[at, self.number] = self.clock[self.number]
-        found = np.zeros((32, size // 2))
-        found[there] = array.data[at]
+        found = array.data[at]
+        if there is not True:
+            found, some = np.zeros((*address.shape, size // 2)), found
+            found[there] = some
         assert unset or not np.isnan(found).any(), f"{name}: read before written"
         return found
 
@@ -356,9 +419,13 @@ class Warp:
             self._store(rank, name, address, x, there & (ctas == rank))
 
     def _store(self, rank, name, address, x, there):
-        array, there = self.cluster.arrays[rank][name], np.broadcast_to(there, LANE.shape)
-        at = array.places(address[there], 2 * x.shape[-1])
-        array.write(at, x[there], self.clock, self.number, self.clock[self.number])
+        array = self.cluster.arrays[rank][name]
+        if there is not True:
+            there = np.broadcast_to(there, address.shape)
+            address, x = address[there], x[there]
+        if address.size:
+            at = array.places(address, 2 * x.shape[-1])
+            array.write(at, x, self.clock, self.number, self.clock[self.number])
 
     def send(self, name, ctas, address, x, barrier, there=True):
         """A message to each CTA that lanes send to; lanes have 2 x.shape[-1] bytes each."""
@@ -412,36 +479,100 @@ class Warp:
 
 
 def lstm_forward(
-    me, k, weights, extra, drive, bias, h0, c0, y, last_h, last_c, kept_gates, kept_cells, T, B, H,
-    each_weight, each_input, each_bias, each_state,
+    me, k, weights, low, extra, drive, bias, h0, c0, z0, j0, y, last_h, last_c, last_z, decay, mu, gain, v0,
+    n0, last_v, last_n, kept_moments, kept_gates, kept_cells, begins, lengths, starts, T, B, H, N, total,
+    every, decays, each_weight, each_input, each_bias, each_state, each_z, each_j, each_mu, each_gain, each_v,
+    step, beta, rest, eps,
 ):  # fmt: skip
     CTAS, EXTRA, WARPS, SLICES, BLOCK, HIDDEN = k.CTAS, k.EXTRA, k.WARPS, k.SLICES, k.BLOCK, k.HIDDEN
+    PARTS, BUFFER, FINE, PACKED = k.PARTS, k.BUFFER, k.FINE, k.PACKED
     lane, warp, g, q, rank = LANE, me.warp, G, Q, me.rank
     thread = warp * 32 + lane
     tile, tiles, replica = me.tile, me.tiles, me.replica
     unit, row = rank * k.UNITS + warp * 8 + g, tile * 8 + 2 * q
     mine = (unit < H) & (row < B), (unit < H) & (row + 1 < B)
+    steps, start = (int(lengths[tile * 8]), int(starts[tile])) if PACKED else (T, tile * T)
+    ends = [np.where(row + n < B, lengths.load(row + n, row + n < B), T) if PACKED else T for n in range(2)]
     states, place = B * H, row * H + unit
 
+    def rows_of(t):
+        return int(begins[min(t, T)]) if PACKED else t * B
+
     weights += (((replica * each_weight * CTAS + rank) * WARPS + warp) * (SLICES + EXTRA)) * 64 + lane
-    w = [[weights[(2 * s + m) * 32] for m in range(2)] for s in range(SLICES + EXTRA)]
+    w = weights[np.arange(2 * (SLICES + EXTRA))[:, None] * 32].reshape(-1, 2, 32, 8)
+    own_low = (warp * SLICES * 64 + lane) * 16
+    if FINE:
+        low += (((replica * each_weight * CTAS + rank) * WARPS + warp) * SLICES) * 64 + lane
+        many = np.arange(2 * SLICES)[:, None]
+        me.store("lows", own_low + many * 512, low[many * 32])
 
     h0 += replica * each_state * states
     c0 += replica * each_state * states
     for i in range(0, 8 * k.WIDTH, k.THREADS):
         i = i + thread
         u, b = i // 64 * 8 + i % 8, tile * 8 + i // 8 % 8
-        me.store("hidden", 2 * i, halves(h0.load(b * H + u, (u < H) & (b < B))))
+        x = h0.load(b * H + u, (u < H) & (b < B))
+        me.store("hidden", 2 * i, halves(x))
+        if FINE:
+            me.store("hidden", 2 * (8 * k.WIDTH + i), halves(rest_of(x, k.LOW)))
     c = [c0.load(place, mine[0]), c0.load(place + H, mine[1])]
+    factor = -k.LOG2E * np.array([1, 1, 2, 1])
+    old, j = np.zeros((2, 4, 32)), np.zeros((2, 32))
+    if k.EXTRAPOLATED:
+        z0 += (replica * each_z * B + row) * 4 * H + unit
+        for n in range(2):
+            for gate in range(4):
+                old[n, gate] = factor[gate] * z0.load((n * 4 + gate) * H, mine[n])
+            j[n] = j0.load(replica * each_j * B + row + n, mine[n]).astype(int) % every
+    v, second = np.zeros((2, 2, 4, 32))
+    gains, mus = np.full((4, 32), step), np.zeros((4, 32))
+    moments = 2 if k.MOMENT > 1 else 1
+    assert k.MOMENT or not k.TABLE, "a table is a momentum's"
+    if k.MOMENT:
+        assert bool(decay) == k.TABLE != bool(mu), "a table has decays, else channels have"
+        for gate in range(4):
+            channel = gate * H + unit
+            if gain:
+                given = gain.load(replica * each_gain * 4 * H + channel, unit < H)
+                gains[gate] = np.where(unit < H, given, step)
+            if not k.TABLE:
+                mus[gate] = mu.load(replica * each_mu * 4 * H + channel, unit < H)
+            for n in range(2):
+                at = (replica * each_v * B + row + n) * 4 * H + channel
+                if v0:
+                    v[n, gate] = v0.load(at, mine[n])
+                    if k.MOMENT > 1:
+                        second[n, gate] = n0.load(at, mine[n])
+        kept_moments += ((replica * ((T + k.SPACING - 1) // k.SPACING) * B + row) * H + unit) * moments
+
+    first_row = np.minimum(row, B - 1) if decays > 1 else 0 * row
+    other_row = (row + 1 < B) & (decays > 1)
+
+    def fades_of(t):
+        if not k.TABLE:
+            return np.zeros((2, 32))
+        fade_at = decay + (min(t, T - 1) * decays + first_row)
+        return np.stack([fade_at[0], fade_at[other_row]])
+
+    fades = fades_of(0) if k.MOMENT else None
 
     warps, number = (H + 7) // 8, rank * WARPS + warp
     keeps = k.KEEP and number < warps
-    block, blocks = (tile * warps + number) * 32 + lane, tiles * warps * 32
-    kept_gates += replica * T * blocks + block
-    kept_cells += replica * (T + 1) * blocks + block
+    blocks = warps * 32
+    kept_gates += ((replica * total + start) * warps + number) * 32 * PARTS + lane
+    kept_cells += (((replica * (total + tiles) + start + tile) * warps + number) * 32 + lane) * PARTS
+
+    def keep_cells():
+        if FINE:
+            assert (kept_cells.offset % 2 == 0).all(), "two floats at a time"
+            for n in range(2):
+                kept_cells.store(n, wide(c[n][:, None]))
+        else:
+            kept_cells.store(0, halves(*c))
+
     if keeps:
-        kept_cells.store(0, halves(*c))
-    y += replica * T * states + place
+        keep_cells()
+    y += replica * N * H + place
 
     if warp == 0:
         me.expect(0, expected(k))
@@ -452,105 +583,198 @@ def lstm_forward(
     size = 8 if EXTRA else 16
     own = size * thread
     if EXTRA:
-        extra += ((replica * each_input * T * tiles + tile) * EXTRA * 32 + lane) * 2
+        extra += ((replica * each_input * total + start) * EXTRA * 32 + lane) * 2
     else:
-        drive += replica * each_input * T * states + place
+        drive += replica * each_input * N * H + place
 
     def fetch(t):
         nonlocal extra, drive
         slot = own + t % k.AHEAD * k.PIECES * k.PIECE
         if EXTRA:
             for n in range(EXTRA):
-                there = np.full(32, t < T)
+                there = np.full(32, t < steps)
                 x = np.concatenate([extra.load(n * 64 + i, there) for i in range(2)], -1)
                 me.copy_later("inputs", slot + n * k.PIECE, x, there)
-            extra += tiles * EXTRA * 64
+            extra += EXTRA * 64
         else:
-            for j in range(2):
-                there = (t < T) & mine[j]
-                me.copy_later("inputs", slot + j * k.PIECE, wide(drive.load(j * H, there)), there)
-            drive += states
+            source = drive + rows_of(t) * H if PACKED else drive
+            for n in range(2):
+                there = (t < ends[n]) & mine[n]
+                me.copy_later("inputs", slot + n * k.PIECE, wide(source.load(n * H, there)), there)
+            if not PACKED:
+                drive += states
         me.end_of_copies()
 
     b_hh = np.zeros((4, 32))
-    factor = -k.LOG2E * np.array([1, 1, 2, 1])
     if not EXTRA:
-        for i in range(2 * k.AHEAD):
-            me.store("inputs", own + i * k.PIECE, np.zeros((32, 8)))
-        if bias:
-            bias += replica * each_bias * 4 * H + unit
-            b_hh = np.stack([factor[n] * bias.load(n * H, unit < H) for n in range(4)])
+        many = np.arange(2 * k.AHEAD)[:, None]
+        me.store("inputs", own + many * k.PIECE, np.zeros((2 * k.AHEAD, 32, 8)))
+    if (k.MOMENT or not EXTRA) and bias:
+        bias += replica * each_bias * 4 * H + unit
+        b_hh = np.stack([factor[n] * bias.load(n * H, unit < H) for n in range(4)])
     for t in range(k.AHEAD - 1):
         fetch(t)
 
     source, to = 16 * lane, number * BLOCK + 4 * lane
 
-    for t in range(T):
-        now = t & 1
-        after = now ^ 1
-        z = np.zeros((2, 2, 32, 4))
-        me.wait_for_copies(k.AHEAD - 2)
+    def receive(t, z):
         slot = own + t % k.AHEAD * k.PIECES * k.PIECE
         if EXTRA:
             for n in range(EXTRA):
                 b = me.load("inputs", slot + n * k.PIECE, 8)
-                multiply(z[0, 0], w[SLICES + n][0], b[:, :2], b[:, 2:])
-                multiply(z[0, 1], w[SLICES + n][1], b[:, :2], b[:, 2:])
+                multiply(z[0], w[SLICES + n][0], b[:, :2], b[:, 2:])
+                multiply(z[1], w[SLICES + n][1], b[:, :2], b[:, 2:])
         else:
-            for j in range(2):
-                v = me.load_floats("inputs", slot + j * k.PIECE, 16)
-                z[0, 0, :, j] = factor[0] * v[:, 0] + b_hh[0]
-                z[0, 0, :, 2 + j] = factor[1] * v[:, 1] + b_hh[1]
-                z[0, 1, :, j] = factor[2] * v[:, 2] + b_hh[2]
-                z[0, 1, :, 2 + j] = factor[3] * v[:, 3] + b_hh[3]
+            for n in range(2):
+                given = me.load_floats("inputs", slot + n * k.PIECE, 16)
+                z[0, :, n] = given[:, 0]
+                z[0, :, 2 + n] = given[:, 1]
+                z[1, :, n] = given[:, 2]
+                z[1, :, 2 + n] = given[:, 3]
+
+    def keep_moments(t):
+        for n in range(2):
+            if k.KEEP and t % k.SPACING == 0:
+                there = mine[n] & (t < ends[n])
+                to_kept = kept_moments + (t // k.SPACING * states + n * H) * moments
+                to_kept.store(0, v[n].T, there)
+                if k.MOMENT > 1:
+                    to_kept.store(1, second[n].T, there)
+            if last_v:
+                there = mine[n] & (t == ends[n])
+                for gate in range(4):
+                    at = ((replica * B + row + n) * 4 + gate) * H + unit
+                    last_v.store(at, v[n, gate], there)
+                    if k.MOMENT > 1:
+                        last_n.store(at, second[n, gate], there)
+
+    def drive_on(i, z):
+        n, gate = i // 4, i % 4
+        a = z[gate // 2, :, gate % 2 * 2 + n]
+        v[n, gate] = (fades[n] if k.TABLE else mus[gate]) * v[n, gate] + gains[gate] * a
+        if k.MOMENT > 1:
+            second[n, gate] = beta * second[n, gate] + rest * a * a
+        a[:] = v[n, gate]
+        if k.MOMENT == 2:
+            a /= np.sqrt(eps * eps + second[n, gate])
+        if k.MOMENT == 3:
+            a /= np.sqrt(second[n, gate]) + eps
+        a[:] = factor[gate] * a + b_hh[gate]
+
+    coming_z = np.zeros((2, 32, 4))
+    if k.MOMENT:
+        me.wait_for_copies(k.AHEAD - 2)
+        receive(0, coming_z)
+        keep_moments(0)
+        for i in range(8):
+            drive_on(i, coming_z)
+        fades = fades_of(1)
+
+    for t in range(steps):
+        now = t & 1
+        after = now ^ 1
+        z, z_low = np.zeros((k.CHAINS, 2, 32, 4)), np.zeros((PARTS, 2, 32, 4))
+        if k.MOMENT:
+            z[0] = coming_z
+            coming_z[:] = 0
+            me.wait_for_copies(k.AHEAD - 3)
+            if t + 1 < steps:
+                receive(t + 1, coming_z)
+            keep_moments(t + 1)
+        else:
+            me.wait_for_copies(k.AHEAD - 2)
+            receive(t, z[0])
+            if not EXTRA:
+                for n in range(2):
+                    for gate in range(4):
+                        m, e = gate // 2, gate % 2 * 2 + n
+                        z[0, m, :, e] = factor[gate] * z[0, m, :, e] + b_hh[gate]
         fetch(t + k.AHEAD - 1)
+        if PACKED:
+            y += (rows_of(t) - (rows_of(t - 1) if t > 0 else 0)) * H
 
         if CTAS == 1:
             yield from me.syncthreads()
         elif t > 0:
             yield from me.wait(now, (t - 1) // 2)
         for s in range(0, SLICES, 2):
-            h = load_matrices(me.load("hidden", source + now * HIDDEN + s * 2 * BLOCK, 16))
+            h = load_matrices(me.load("hidden", source + now * BUFFER + s * 2 * BLOCK, 16))
             multiply(z[0, 0], w[s][0], h[:, 0], h[:, 1])
             multiply(z[0, 1], w[s][1], h[:, 0], h[:, 1])
-            multiply(z[1, 0], w[s + 1][0], h[:, 2], h[:, 3])
-            multiply(z[1, 1], w[s + 1][1], h[:, 2], h[:, 3])
+            multiply(z[k.CHAINS - 1, 0], w[s + 1][0], h[:, 2], h[:, 3])
+            multiply(z[k.CHAINS - 1, 1], w[s + 1][1], h[:, 2], h[:, 3])
+            if FINE:
+                h_low = load_matrices(me.load("hidden", source + now * BUFFER + HIDDEN + s * 2 * BLOCK, 16))
+                w_low = me.load("lows", own_low + (2 * s + np.arange(4)[:, None]) * 512, 16)
+                for n in range(2):
+                    for m in range(2):
+                        multiply(z_low[0, m], w[s + n][m], h_low[:, 2 * n], h_low[:, 2 * n + 1])
+                        multiply(z_low[1, m], w_low[2 * n + m], h[:, 2 * n], h[:, 2 * n + 1])
+            if k.MOMENT:
+                for i in range(8 * (s // 2) // CTAS, 8 * (s // 2 + 1) // CTAS):
+                    drive_on(i, coming_z)
 
         if CTAS > 1 and t > 0 and warp == 0:
             me.expect(now, expected(k))
+        if k.MOMENT:
+            fades = fades_of(t + 2)
 
         gates, h = [], []
-        for j in range(2):
-            sums = z[0, 0, :, j] + z[1, 0, :, j], z[0, 0, :, 2 + j] + z[1, 0, :, 2 + j]
-            sums += z[0, 1, :, j] + z[1, 1, :, j], z[0, 1, :, 2 + j] + z[1, 1, :, 2 + j]
+        for n in range(2):
+            sums = []
+            for gate in range(4):
+                m, e = gate // 2, gate % 2 * 2 + n
+                low_sum = (z_low[0, m, :, e] + z_low[FINE, m, :, e]) / k.LOW
+                one = z[0, m, :, e] + (low_sum if FINE else z[k.CHAINS - 1, m, :, e])
+                sums.append(one)
+                if k.EXTRAPOLATED:
+                    ahead = j[n] / (j[n] + 3)
+                    sums[gate] = one + ahead * (one - old[n, gate])
+                    old[n, gate] = one
             i_, f_, g_, o_ = (1 / (1 + 2.0 ** np.minimum(x, 30)) for x in sums)
+            if FINE:
+                g_ = fine_tanh(-0.5 / k.LOG2E * sums[2])
             gates.append((i_, f_, g_, o_))
-            c[j] = f_ * c[j] + i_ * (2 * g_ - 1)
-            h.append(o_ * np.tanh(c[j]))
+            c[n] = f_ * c[n] + i_ * (g_ if FINE else 2 * g_ - 1)
+            h.append(o_ * (fine_tanh(c[n]) if FINE else np.tanh(c[n])))
+            if k.EXTRAPOLATED:
+                j[n] = np.where(j[n] + 1 == every, 0, j[n] + 1)
 
-        if t + 1 < T:
-            turned = transpose(halves(*h))
-            if CTAS == 1:
-                me.store("hidden", to + after * HIDDEN, turned)
-            else:
-                for i in range(CTAS):
-                    me.send("hidden", (rank + i) % CTAS, to + after * HIDDEN, turned, after)
+        if t + 1 < steps:
+            turned = [transpose(halves(*h))]
+            if FINE:
+                turned.append(transpose(halves(*(rest_of(x, k.LOW) for x in h))))
+            for part in range(PARTS):
+                at = to + after * BUFFER + part * HIDDEN
+                if CTAS == 1:
+                    me.store("hidden", at, turned[part])
+                else:
+                    for i in range(CTAS):
+                        me.send("hidden", (rank + i) % CTAS, at, turned[part], after)
 
-        y.store(0, h[0], mine[0])
-        y.store(H, h[1], mine[1])
-        y += states
+        y.store(0, h[0], mine[0] & (t < ends[0]))
+        y.store(H, h[1], mine[1] & (t < ends[1]))
+        if not PACKED:
+            y += states
         if keeps:
-            pairs = [counts_of(*pair) for i_, f_, g_, o_ in gates for pair in ((i_, f_), (g_, o_))]
-            kept_gates.store(0, np.concatenate(pairs, -1))
-            kept_gates += blocks
-            kept_cells += blocks
-            kept_cells.store(0, halves(*c))
-        if t + 1 == T:
-            last_h += replica * states + place
-            last_c += replica * states + place
-            for j in range(2):
-                last_h.store(j * H, h[j], mine[j])
-                last_c.store(j * H, c[j], mine[j])
+            if FINE:
+                for n in range(2):
+                    kept_gates.store(n * 32, wide(np.stack(gates[n], -1)))
+            else:
+                pairs = [counts_of(*pair) for i_, f_, g_, o_ in gates for pair in ((i_, f_), (g_, o_))]
+                kept_gates.store(0, np.concatenate(pairs, -1))
+            kept_gates += blocks * PARTS
+            kept_cells += blocks * PARTS
+            keep_cells()
+        for n in range(2):
+            there = mine[n] & (t + 1 == ends[n])
+            at = replica * states + place + n * H
+            last_h.store(at, h[n], there)
+            last_c.store(at, c[n], there)
+            for gate in range(4):
+                channel = ((replica * B + row + n) * 4 + gate) * H + unit
+                if k.EXTRAPOLATED:
+                    last_z.store(channel, old[n, gate] / factor[gate], there)
     yield from me.meet_cluster()
 
 
@@ -558,54 +782,110 @@ def lstm_forward(
 
 
 def lstm_backward(
-    me, k, weights, kept_gates, kept_cells, dy, last_dh, last_dc, dz, scales, largest, first_dh, first_dc,
-    T, first, last, B, H, each_weight,
+    me, k, weights, low, kept_gates, kept_cells, dy, last_dh, last_dc, last_dz, j0, dz, dz_low, scales,
+    largest, first_dh, first_dc, first_dz, begins, lengths, starts, T, first, last, B, H, N, total, room,
+    every, each_weight, each_j,
 ):  # fmt: skip
     CTAS, WARPS, THREADS, TILES, SLICES, CHAINS = k.CTAS, k.WARPS, k.THREADS, k.TILES, k.SLICES, k.CHAINS
     ROW, GATHERED, SLOT, SLOTS, MAXIMA, AHEAD = k.ROW, k.GATHERED, k.SLOT, k.SLOTS, k.MAXIMA, k.AHEAD
+    PARTS, BUFFER, FINE, PACKED, EXTRAPOLATED = k.PARTS, k.BUFFER, k.FINE, k.PACKED, k.EXTRAPOLATED
     lane, warp, g, q, rank = LANE, me.warp, G, Q, me.rank
     thread = warp * 32 + lane
-    tile, tiles, replica, steps = me.tile, me.tiles, me.replica, last - first
+    tile, tiles, replica = me.tile, me.tiles, me.replica
     unit, row = rank * k.UNITS + warp * 8 + g, tile * 8 + 2 * q
     mine = (unit < H) & (row < B), (unit < H) & (row + 1 < B)
-    states, place = B * H, row * H + unit
+    states = B * H
+    place = replica * states + row * H + unit
+    length, start = (int(lengths[tile * 8]), int(starts[tile])) if PACKED else (T, tile * T)
+    ends = [
+        np.where(row + n < B, lengths.load(row + n, row + n < B), T) if PACKED else np.full(32, T)
+        for n in range(2)
+    ]
+    end = min(last, length)
+    steps = end - first
+    joins = [end - np.minimum(ends[n], last) for n in range(2)]
+    late_dh, late_dc, pending = np.zeros((2, 32)), np.zeros((2, 32)), np.zeros((2, 4, 32))
+    gates_place = (replica * B + row) * 4 * H + unit
+    for n in range(2):
+        if last_dh:
+            late_dh[n] = last_dh.load(place + n * H, mine[n])
+        if last_dc:
+            late_dc[n] = last_dc.load(place + n * H, mine[n])
+
+    def late_dz(n, gate):
+        return last_dz.load(gates_place + (n * 4 + gate) * H, mine[n]) if last_dz else np.zeros(32)
+
+    def leave(n, dh, dc, dz, there=True):
+        first_dh.store(place + n * H, dh, mine[n] & there)
+        first_dc.store(place + n * H, dc, mine[n] & there)
+        for gate in range(4 * EXTRAPOLATED):
+            first_dz.store(gates_place + (n * 4 + gate) * H, dz[gate], mine[n] & there)
+
+    def leave_late(n, there=True):
+        leave(n, late_dh[n], late_dc[n], [late_dz(n, gate) for gate in range(4 * EXTRAPOLATED)], there)
+
+    if PACKED and steps <= 0:
+        leave_late(0)
+        leave_late(1)
+        return
+    rows_before = int(begins[first]) if PACKED else first * B
+
+    def rows_of(t):
+        return int(begins[max(t, 0)]) if PACKED else t * B
 
     weights += ((replica * each_weight * CTAS + rank) * WARPS + warp) * TILES * SLICES * 32 + lane
-    w = [[weights[(m * SLICES + s) * 32] for s in range(SLICES)] for m in range(TILES)]
+    w = weights[np.arange(TILES * SLICES)[:, None] * 32].reshape(TILES, SLICES, 32, 8)
+    own_low = k.INPUTS * THREADS + (warp * TILES * SLICES * 32 + lane) * 16
+    if FINE:
+        low += ((replica * each_weight * CTAS + rank) * WARPS + warp) * TILES * SLICES * 32 + lane
+        many = np.arange(TILES * SLICES)[:, None]
+        me.store("inputs", own_low + many * 512, low[many * 32])
 
     received, other = warp, WARPS
     me.expect(received, messages(k, 0))
     me.expect(received + other, messages(k, 1))
 
-    own_gates, own_cells = 16 * thread, AHEAD * 16 * THREADS + 4 * thread
-    own_dy = AHEAD * 20 * THREADS + 4 * thread
-    for i in range(k.INPUTS // 4):
-        me.store("inputs", (i * THREADS + thread) * 4, np.zeros((32, 2)))
+    own_gates, own_cells = 16 * thread, AHEAD * PARTS * 16 * THREADS + 4 * PARTS * thread
+    own_dy = AHEAD * PARTS * 20 * THREADS + 4 * thread
+    many = np.arange(k.INPUTS // 4)[:, None]
+    me.store("inputs", (many * THREADS + thread) * 4, np.zeros((k.INPUTS // 4, 32, 2)))
     yield from me.syncthreads()
     warps, number = (H + 7) // 8, rank * WARPS + warp
     kept_here = np.full(32, number < warps)
-    block, blocks = (tile * warps + number) * 32 + lane, tiles * warps * 32
-    kept_gates += (replica * T + last - 1) * blocks + block
-    kept_cells += (replica * (T + 1) + last) * blocks + block
-    c = list(kept_cells.load(0, kept_here).T)
+    blocks = warps * 32 * PARTS
+    kept_gates += ((replica * total + start + end - 1) * warps + number) * 32 * PARTS + lane
+    kept_cells += (((replica * (total + tiles) + start + tile + end) * warps + number) * 32 + lane) * PARTS
+
+    def two_cells(there):
+        """A word of two halves, or two words, in numbers of 16 bits."""
+        return np.concatenate([kept_cells.load(i, there) for i in range(PARTS)], -1)
+
+    def cells_of(words):
+        return narrow(words) if FINE else words
+
+    c = list(cells_of(two_cells(kept_here)).T.copy())
     kept_cells += -blocks
     if dy:
-        dy += (replica * T + last - 1) * states + place
+        dy += replica * N * H + row * H + unit + (0 if PACKED else (end - 1) * states)
 
     def fetch_dy(s):
         nonlocal dy
         if dy:
-            for j in range(2):
-                there = (s < steps) & mine[j]
-                at = own_dy + s % 8 * 8 * THREADS + j * 4 * THREADS
-                me.copy_later("inputs", at, wide(dy.load(j * H, there)[:, None]), there)
-            dy += -states
+            source = dy + rows_of(end - 1 - s) * H if PACKED else dy
+            for n in range(2):
+                there = (s < steps) & (s >= joins[n]) & mine[n]
+                at = own_dy + s % 8 * 8 * THREADS + n * 4 * THREADS
+                me.copy_later("inputs", at, wide(source.load(n * H, there)[:, None]), there)
+            if not PACKED:
+                dy += -states
 
     def fetch(s):
         nonlocal kept_gates, kept_cells
         there = (s < steps) & kept_here
-        me.copy_later("inputs", own_gates + s % AHEAD * 16 * THREADS, kept_gates.load(0, there), there)
-        me.copy_later("inputs", own_cells + s % AHEAD * 4 * THREADS, kept_cells.load(0, there), there)
+        for part in range(PARTS):
+            at = own_gates + (s % AHEAD * PARTS + part) * 16 * THREADS
+            me.copy_later("inputs", at, kept_gates.load(part * 32, there), there)
+        me.copy_later("inputs", own_cells + s % AHEAD * 4 * PARTS * THREADS, two_cells(there), there)
         kept_gates += -blocks
         kept_cells += -blocks
         fetch_dy(s + 3)
@@ -616,21 +896,29 @@ def lstm_backward(
     for s in range(AHEAD - 1):
         fetch(s)
 
-    part, dc = np.zeros((2, 32)), np.zeros((2, 32))
-    for d, given in ((part, last_dh), (dc, last_dc)):
-        if given:
-            given += replica * states + place
-            d[:] = [given.load(j * H, mine[j]) for j in range(2)]
+    part, dc, j = np.zeros((2, 32)), np.zeros((2, 32)), np.zeros((2, 32))
+    largest_dz = np.zeros((2, 32))
+    for n in range(2):
+        if EXTRAPOLATED:
+            first_j = j0.load(replica * each_j * B + row + n, mine[n]).astype(int)
+            j[n] = np.where(mine[n], (first_j + end - 1) % every, 0)
+            for gate in range(4):
+                largest_dz[n] = np.maximum(largest_dz[n], abs(late_dz(n, gate)))
+        if not PACKED:
+            part[n], dc[n] = late_dh[n], late_dc[n]
+            for gate in range(4 * EXTRAPOLATED):
+                pending[n, gate] = late_dz(n, gate)
 
-    def exponents(x, y):
-        return np.stack([exponent(np.maximum(abs(x[j]), abs(y[j]))) for j in range(2)], -1)
+    def exponents(*sizes):
+        return np.stack([exponent(np.maximum.reduce([abs(x[n]) for x in sizes])) for n in range(2)], -1)
 
     def exponents_of_dy(s):
+        """Of one step or several."""
         at = own_dy + s % 8 * 8 * THREADS
-        return np.stack([exponent(dy_at(at + j * 4 * THREADS)) for j in range(2)], -1)
+        return exponent(np.stack([dy_at(at + n * 4 * THREADS) for n in range(2)], -1))
 
     def dy_at(address):
-        return me.load_floats("inputs", address, 4)[:, 0]
+        return me.load_floats("inputs", address, 4)[..., 0]
 
     def sent_in(place, unset=False):
         e = np.zeros((32, 2))
@@ -646,11 +934,12 @@ def lstm_backward(
         return a
 
     def to_come(s):
-        return np.maximum.reduce([exponents_of_dy(s + i) for i in range(4)])
+        return exponents_of_dy(s + np.arange(4)[:, None]).max(0)
 
     own_maxima = (rank * WARPS + warp) * 16 + 4 * q
     me.wait_for_copies(0)
-    last_seen = exponents(part, dc)
+    will_join = exponents(late_dh, late_dc, largest_dz)
+    last_seen = will_join
     seen = over_lanes(np.maximum(last_seen, to_come(0)))
     yield from me.meet_cluster()
     me.store_there("maxima", g, own_maxima + 2 * MAXIMA, seen, g < CTAS)
@@ -675,8 +964,9 @@ def lstm_backward(
                 d *= 2
             dh += parts[0].T
 
-    dz += (replica * steps + steps - 1) * states + place
-    scales += (replica * steps + steps - 1) * B + row
+    last_row = replica * room + row - rows_before + rows_of(end - 1)
+    to_dz, to_low = dz + (last_row * H + unit), FINE and dz_low + (last_row * H + unit)
+    to_scale = scales + last_row
     notes = (unit == 0) & (row < B), (unit == 0) & (row + 1 < B)
     top = np.zeros(32)
 
@@ -684,8 +974,10 @@ def lstm_backward(
         buffer = s & 1
         tanh_c = np.tanh(c)
         me.wait_for_copies(AHEAD - 2)
-        kept = me.load("inputs", own_gates + s % AHEAD * 16 * THREADS, 16)
-        before = me.load("inputs", own_cells + s % AHEAD * 4 * THREADS, 4)
+        kept = [
+            me.load("inputs", own_gates + (s % AHEAD * PARTS + i) * 16 * THREADS, 16) for i in range(PARTS)
+        ]
+        before = cells_of(me.load("inputs", own_cells + s % AHEAD * 4 * PARTS * THREADS, 4 * PARTS))
         at = own_dy + s % 8 * 8 * THREADS
         dy_now = dy_at(at), dy_at(at + 4 * THREADS)
         turn = s // 2 % 2
@@ -695,15 +987,24 @@ def lstm_backward(
             if s > 0:
                 rows = over_lanes(sent)
         dh, through_c, to_gates, forget = np.empty((2, 32)), [], [], []
-        for j in range(2):
-            i_, f_, g_, o_ = kept.T[4 * j : 4 * j + 4]
-            g_ = 2 * g_ - 1
-            c[j] = before[:, j]
-            through_c.append(o_ * (1 - tanh_c[j] ** 2))
+        for n in range(2):
+            if FINE:
+                i_, f_, g_, o_ = narrow(kept[n]).T
+            else:
+                i_, f_, g_, o_ = kept[0].T[4 * n : 4 * n + 4]
+                g_ = 2 * g_ - 1
+            c[n] = before[:, n]
+            through_c.append(o_ * (1 - tanh_c[n] ** 2))
             slopes = i_ - i_ * i_, f_ - f_ * f_, 1 - g_ * g_, o_ - o_ * o_
-            to_gates.append((g_ * slopes[0], c[j] * slopes[1], i_ * slopes[2], tanh_c[j] * slopes[3]))
+            to_gates.append((g_ * slopes[0], c[n] * slopes[1], i_ * slopes[2], tanh_c[n] * slopes[3]))
             forget.append(f_)
-            dh[j] = part[j] + dy_now[j]
+            dh[n] = part[n] + dy_now[n]
+            if PACKED:
+                now = s == joins[n]
+                dh[n] += np.where(now, late_dh[n], 0)
+                dc[n] += np.where(now, late_dc[n], 0)
+                for gate in range(4 * EXTRAPOLATED):
+                    pending[n, gate] += np.where(now, late_dz(n, gate), 0)
         fetch(s + AHEAD - 1)
         scale = scale_for(rows[:, 0]), scale_for(rows[:, 1])
 
@@ -714,29 +1015,47 @@ def lstm_backward(
                 me.send("maxima", g, own_maxima + turn * MAXIMA, seen, received, g < CTAS)
             else:
                 me.store_there("maxima", g, own_maxima + turn * MAXIMA, seen, g < CTAS)
-        scaled = []
-        for j in range(2):
-            dc[j] += dh[j] * through_c[j]
-            by_dc, by_dh = dc[j] * scale[j], dh[j] * scale[j]
-            to_i, to_f, to_g, to_o = to_gates[j]
-            scaled.append(halves(by_dc * to_i, by_dc * to_f, by_dc * to_g, by_dh * to_o))
-            me.store("gathered", to + buffer * GATHERED + j * ROW * 2, scaled[j])
+        scaled, scaled_low = [], []
+        for n in range(2):
+            dc[n] += dh[n] * through_c[n]
+            by_dc, by_dh = dc[n] * scale[n], dh[n] * scale[n]
+            to_i, to_f, to_g, to_o = to_gates[n]
+            d = [by_dc * to_i, by_dc * to_f, by_dc * to_g, by_dh * to_o]
+            if EXTRAPOLATED:
+                ahead = j[n] / (j[n] + 3)
+                for gate in range(4):
+                    dg = d[gate]
+                    d[gate] = scale[n] * pending[n, gate] + (1 + ahead) * dg
+                    pending[n, gate] = -ahead / scale[n] * dg
+                j[n] = np.where(j[n] == 0, every - 1, j[n] - 1)
+            scaled.append(halves(*d))
+            me.store("gathered", to + buffer * BUFFER + n * ROW * 2, scaled[n])
+            if FINE:
+                scaled_low.append(halves(*(rest_of(x, k.LOW) for x in d)))
+                me.store("gathered", to + buffer * BUFFER + GATHERED + n * ROW * 2, scaled_low[n])
         yield from me.syncthreads()
 
+        sums, low_sums = np.zeros((TILES, CHAINS, 32, 4)), np.zeros((TILES, 32, 4))
         b = [
-            load_matrices(me.load("gathered", source + buffer * GATHERED + s_ * 64, 16))
+            load_matrices(me.load("gathered", source + buffer * BUFFER + s_ * 64, 16))
             for s_ in range(SLICES // 2)
         ]
-        sums = np.zeros((TILES, CHAINS, 32, 4))
         for n in range(SLICES):
+            one, two = 2 * (n & 1), 2 * (n & 1) + 1
             for m in range(TILES):
-                multiply(
-                    sums[m, n % CHAINS], w[m][n], b[n // 2][:, 2 * (n & 1)], b[n // 2][:, 2 * (n & 1) + 1]
-                )
+                multiply(sums[m, n % CHAINS], w[m][n], b[n // 2][:, one], b[n // 2][:, two])
+            if FINE:
+                at = source + buffer * BUFFER + GATHERED + n // 2 * 64
+                b_low = load_matrices(me.load("gathered", at, 16))
+                w_low = me.load("inputs", own_low + (np.arange(TILES)[:, None] * SLICES + n) * 512, 16)
+                for m in range(TILES):
+                    multiply(low_sums[m], w[m][n], b_low[:, one], b_low[:, two])
+                    multiply(low_sums[m], w_low[m], b[n // 2][:, one], b[n // 2][:, two])
         if CTAS > 1 and s > 0:
             me.expect(received + other * (buffer ^ 1), messages(k, buffer ^ 1))
         for i in range(CTAS):
-            x, y = (sums[i // 2, :, :, i % 2 * 2 + j].sum(0) / scale[j] for j in range(2))
+            whole = sums[i // 2].sum(0) + low_sums[i // 2] / k.LOW
+            x, y = (whole[:, i % 2 * 2 + n] / scale[n] for n in range(2))
             if i == CTAS - 1:
                 part = np.stack([x, y])
             else:
@@ -744,76 +1063,132 @@ def lstm_backward(
                 xy = wide(np.stack([x, y], -1))
                 me.send("slots", there, own_slot + buffer * SLOTS + i * SLOT, xy, received + other * buffer)
 
-        for j in range(2):
-            dz.store(j * H, scaled[j], mine[j])
-        dz += -states
-        for j in range(2):
-            scales.store(j, 1 / scale[j], notes[j])
-            top = np.where(notes[j], np.maximum(top, 1 / scale[j]), top)
-        scales += -B
+        for n in range(2):
+            now = (s >= joins[n]) | (not PACKED)
+            to_dz.store(n * H, scaled[n], mine[n] & now)
+            if FINE:
+                to_low.store(n * H, scaled_low[n], mine[n] & now)
+            to_scale.store(n, 1 / scale[n], notes[n] & now)
+            top = np.where(notes[n] & now, np.maximum(top, 1 / scale[n]), top)
+        rows_back = rows_of(end - 1 - s) - rows_of(end - 2 - s) if PACKED else B
+        to_dz += -rows_back * H
+        to_scale += -rows_back
+        if FINE:
+            to_low += -rows_back * H
 
         last_seen = exponents(dh, dc)
-        for j in range(2):
-            dc[j] *= forget[j]
+        if PACKED:
+            waiting = np.stack([s <= joins[0], s <= joins[1]], -1)
+            last_seen = np.maximum(last_seen, np.where(waiting, will_join, 0))
+        for n in range(2):
+            dc[n] *= forget[n]
     largest.raise_to(replica, top, top > 0)
 
     yield from receive(part, steps - 1)
-    first_dh += replica * states + place
-    first_dc += replica * states + place
-    for j in range(2):
-        first_dh.store(j * H, part[j], mine[j])
-        first_dc.store(j * H, dc[j], mine[j])
+    for n in range(2):
+        late = (joins[n] >= steps) & bool(PACKED)
+        if late.any():
+            leave_late(n, late)
+        leave(n, part[n], dc[n], pending[n], ~late)
     yield from me.meet_cluster()
 
 
 # ---- around.cu, for all threads of a replica at once
 
 
-class Columns:
-    def __init__(self, w_ih, b_ih, b_hh, D, driven):
-        self.w_ih, self.b_ih, self.b_hh, self.D, self.driven = w_ih, b_ih, b_hh, D, driven
-        self.features = D + bool(driven and b_ih)
+class Rows:
+    def __init__(self, begins, lengths, T, B):
+        self.begins, self.lengths, self.T, self.B = begins, lengths, T, B
 
-    def weight(self, gate_unit, column, factor, there=True):
-        ones, d = 3 * self.features, column // 3
+    def of(self, t, there=True):
+        return self.begins.load(t, there) if self.begins else t * self.B
+
+    def length(self, b, there=True):
+        return self.lengths.load(b, there) if self.lengths else self.T + 0 * b
+
+    def step(self, row):
+        if not self.begins:
+            return row // self.B
+        low, high = 0 * row, self.T + 0 * row
+        while (high - low > 1).any():
+            on, middle = high - low > 1, (low + high) // 2
+            below = self.begins.load(middle, on) <= row
+            low, high = np.where(on & below, middle, low), np.where(on & ~below, middle, high)
+        return low
+
+
+@cache
+def codes(which, fine):
+    """Which part of x, or of W, stands in each column of a feature, a digit each."""
+    (found,) = re.findall(rf"of_{which}\(int i\).*\(fine \? (\w+) : (\w+)\)", source("around"))
+    return int(found[0 if fine else 1], 16)
+
+
+class Columns:
+    def __init__(self, fine):
+        self.fine = fine
+        self.each, self.ones = (6, 3) if fine else (3, 2)
+
+    def of_x(self, i):
+        return codes("x", self.fine) >> 4 * i & 15
+
+    def of_w(self, i):
+        return codes("w", self.fine) >> 4 * i & 15
+
+    def input(self, x, i):
+        there = (i == 0) | np.isfinite(bfloats(x)[..., 0])
+        return np.where(there, left_after(x, self.of_x(i)), 0.0)
+
+    def column(self, features, F, column, there=True):
+        each = self.each
+        inside = there & (column < each * F)
+        x = self.input(features.load(column // each, inside), column % each)
+        ones = there & (column >= each * F) & (column < each * F + self.ones)
+        return np.where(inside, x, np.where(ones, 1.0, 0.0))
+
+
+class InputWeights:
+    def __init__(self, w_ih, b_ih, b_hh, D, driven, columns):
+        self.w_ih, self.b_ih, self.b_hh, self.D = w_ih, b_ih, b_hh, D
+        self.driven, self.columns = driven, columns
+
+    def at(self, gate_unit, column, factor, there=True):
+        each = self.columns.each
+        ones, d = each * (self.D + bool(self.driven and self.b_ih)), column // each
+        there = there & (column < ones + self.columns.ones)
         w = np.zeros(np.broadcast_shapes(gate_unit.shape, column.shape))
-        bias = there & (column >= ones) & (column < ones + 2)
+        bias, given = there & (column >= ones), there & (column < ones)
         if self.b_hh:
             w += self.b_hh.load(gate_unit, bias)
         if self.b_ih and not self.driven:
             w += self.b_ih.load(gate_unit, bias)
-        given = there & (column < ones)
         if self.w_ih:
             w += self.w_ih.load(gate_unit * self.D + d, given & (d < self.D))
-        if self.features > self.D:
+        if self.b_ih:
             w += self.b_ih.load(gate_unit, given & (d >= self.D))
-        w = w * factor
-        return np.where((column == ones + 1) | ((column < ones) & (column % 3 == 2)), low_part(w), w)
-
-
-def input_column(features, F, column, there=True):
-    x = features.load(column // 3, there & (column < 3 * F))
-    x = np.where((column % 3 == 1) & (column < 3 * F), low_part(x), x)
-    return np.where(there & (column >= 3 * F) & (column < 3 * F + 2), 1.0, x)
+        parts = np.where(column < ones, self.columns.of_w(column % each), column - ones)
+        return left_after(w * factor, np.where(there, parts, 0))
 
 
 def pack_forward(
-    i, r, k, w_hh, w_ih, b_ih, b_hh, packed, ctas, extra, H, D, driven, each_hh, each_ih, each_b_ih, each_b_hh
-):
+    i, r, k, w_hh, w_ih, b_ih, b_hh, packed, low, ctas, extra, H, D, driven, plain, each_hh, each_ih,
+    each_b_ih, each_b_hh,
+):  # fmt: skip
     slices = 2 * ctas + extra
     count = ctas * 4 * slices * 64
     i = i[i < count]
     lane, m, s, warp = i % 32, i // 32 % 2, i // 64 % slices, i // 64 // slices
     unit = warp * 8 + lane // 4
     w_hh += r * each_hh * 4 * H * H
-    columns = Columns(
+    inputs = InputWeights(
         w_ih and w_ih + r * each_ih * 4 * H * D,
         b_ih and b_ih + r * each_b_ih * 4 * H,
         b_hh and b_hh + r * each_b_hh * 4 * H,
         D,
         driven,
+        Columns(low is not None),
     )
-    a = []
+    a, rest = [], []
     for part in range(4):
         gate = 2 * m + part % 2
         factor = np.where(gate == 2, -2 * k.LOG2E, -k.LOG2E)
@@ -822,20 +1197,25 @@ def pack_forward(
             column, gate_unit = s * 16 + 2 * (lane % 4) + part // 2 * 8 + n, gate * H + unit
             further = s >= 2 * ctas
             inside = (unit < H) & ~further & (column < H)
-            one = columns.weight(gate_unit, column - 32 * ctas, factor, (unit < H) & further)
+            by = 1.0 if plain else factor
+            one = inputs.at(gate_unit, np.maximum(column - 32 * ctas, 0), by, (unit < H) & further)
             v.append(np.where(further, one, factor * w_hh.load(gate_unit * H + column, inside)))
         a.append(np.where((s < 2 * ctas)[:, None], halves(*v), bfloats(*v)))
+        rest.append(halves(*map(half_rest, v)))
     packed.store(r * count + i, np.concatenate(a, -1))
+    if low:
+        at = ((r * ctas * 4 + warp) * 2 * ctas + s) * 64 + m * 32 + lane
+        low.store(at, np.concatenate(rest, -1), s < 2 * ctas)
 
 
-def pack_backward(i, r, k, w_hh, packed, ctas, H):
+def pack_backward(i, r, k, w_hh, packed, low, ctas, H):
     tiles = (ctas + 1) // 2
     count = ctas * 4 * tiles * 8 * 32
     i = i[i < count]
     lane, s, m = i % 32, i // 32 % 8, i // 256 % tiles
     warp, rank = i // 256 // tiles % 4, i // 256 // tiles // 4
     w_hh += r * 4 * H * H
-    a = []
+    a, rest = [], []
     for part in range(4):
         after = 2 * m + part % 2
         to = (rank + after + 1) % ctas * 32 + warp * 8 + lane // 4
@@ -843,88 +1223,91 @@ def pack_backward(i, r, k, w_hh, packed, ctas, H):
         gate, unit = column % 4, rank * 32 + column // 4
         there = (after < ctas) & (to < H) & (unit < H)
         u = w_hh + ((gate * H + unit) * H + to)
-        a.append(halves(u.load(0, there), u.load(H * H, there)))
+        v = u.load(0, there), u.load(H * H, there)
+        a.append(halves(*v))
+        rest.append(halves(*map(half_rest, v)))
     packed.store(r * count + i, np.concatenate(a, -1))
+    if low:
+        low.store(r * count + i, np.concatenate(rest, -1))
 
 
-def spread(i, r, k, x, packed, T, B, F, extra):
+def spread(i, r, k, x, packed, begins, lengths, starts, T, B, N, total, F, extra, fine):
+    rows, columns = Rows(begins, lengths, T, B), Columns(fine)
     tiles = (B + 7) // 8
-    i = i[i // extra // (8 * tiles) < T]
-    s, rows = i % extra, i // extra
-    b, t = rows % (8 * tiles), rows // (8 * tiles)
-    x += ((r * T + t) * B + b) * F
+    s, b, t = i % extra, i // extra % (8 * tiles), i // extra // (8 * tiles)
+    on = t < rows.length(b // 8 * 8)
+    s, b, t = s[on], b[on], t[on]
+    tile = b // 8
+    there = (b < B) & (t < rows.length(b, b < B))
+    x += (r * N + rows.of(t) + b) * F
     pair = []
     for n in range(8):
         column = s * 16 + n // 2 * 2 + n % 2 * 8
-        pair.append(bfloats(input_column(x, F, column, b < B), input_column(x, F, column + 1, b < B)))
-    packed += (((r * T + t) * tiles + b // 8) * extra + s) * 16 + b % 8 * 2
+        pair.append(bfloats(columns.column(x, F, column, there), columns.column(x, F, column + 1, there)))
+    start = starts[tile] if starts else tile * T
+    packed += ((r * total + start + t) * extra + s) * 16 + b % 8 * 2
     packed.store(0, np.concatenate(pair[:4], -1))
     packed.store(1, np.concatenate(pair[4:], -1))
 
 
-def split_input(i, r, k, x, packed, rows, F, columns):
-    pairs = columns // 2
-    i = i[i < rows * pairs]
-    x += (r * rows + i // pairs) * F
-    column = i % pairs * 2
-    packed.store(r * rows * pairs + i, bfloats(input_column(x, F, column), input_column(x, F, column + 1)))
-
-
-def split_weights(i, r, k, w_ih, b_ih, b_hh, packed, H, D, driven, columns, each_ih, each_b_ih, each_b_hh):
-    pairs = columns // 2
+def split_weights(
+    i, r, k, w_ih, b_ih, b_hh, packed, H, D, driven, width, fine, each_ih, each_b_ih, each_b_hh
+):
+    pairs = width // 2
     i = i[i < 4 * H * pairs]
-    weights = Columns(
+    weights = InputWeights(
         w_ih + r * each_ih * 4 * H * D,
         b_ih and b_ih + r * each_b_ih * 4 * H,
         b_hh and b_hh + r * each_b_hh * 4 * H,
         D,
         driven,
+        Columns(fine),
     )
     woven, column = i // pairs, i % pairs * 2
     gate_unit = woven % 4 * H + woven // 4
-    pair = bfloats(weights.weight(gate_unit, column, 1.0), weights.weight(gate_unit, column + 1, 1.0))
+    pair = bfloats(weights.at(gate_unit, column, 1.0), weights.at(gate_unit, column + 1, 1.0))
     packed.store(r * 4 * H * pairs + i, pair)
 
 
 def filter(
-    block, r, k, x, decay, factors, v, packed, largest, T, B, D, F, decays, backwards, columns, width, step
-):
+    block, r, k, x, decay, factors, v, packed, largest, begins, lengths, T, B, N, D, F, decays, backwards,
+    block_columns, width, fine, step,
+):  # fmt: skip
     """For one block."""
+    rows, columns = Rows(begins, lengths, T, B), Columns(fine)
     thread = np.arange(k.FILTERS)
-    lane, segment, segments = thread % columns, thread // columns, k.FILTERS // columns
-    column = block * columns + lane
+    lane, segment, segments = thread % block_columns, thread // block_columns, k.FILTERS // block_columns
+    column = block * block_columns + lane
     b, d = column // F, column % F
-    length = (T + segments - 1) // segments
+    steps, length = np.where(b < B, rows.length(b, b < B), 0), (T + segments - 1) // segments
     begin = segment * length
-    end = np.where(b < B, np.minimum(begin + length, T), 0)
-    turn, start = (-1, T - 1 - begin) if backwards else (1, begin)
+    end = np.minimum(begin + length, steps)
+    turn, start = (-1, steps - 1 - begin) if backwards else (1, begin)
     given = d < D
-    row = (r * T + start) * B + b
-    x += row * D + d
-    factors = factors and factors + row
-    v = v and v + (row * F + d)
-    if decay:
-        decay += (start + backwards) * B + b if decays > 1 else start + backwards
+
+    def at(t, there):
+        return r * N + rows.of(t, there) + b
 
     def fetch(s):
         inputs, fades = [], []
         for i in range(8):
-            n, now = (s + i - begin) * turn, s + i < end
-            value = np.where(now & given, x.load(n * (B * D), now & given), 1.0)
+            t, now = start + (s + i - begin) * turn, s + i < end
+            other = t + backwards
+            value = np.where(now & given, x.load(at(t, now) * D + d, now & given), 1.0)
             if factors:
-                value = value * np.where(now, factors.load(n * B, now), 1.0)
+                value = value * np.where(now, factors.load(at(t, now), now), 1.0)
             inputs.append(value)
-            there = now & (start + n + backwards < T)
-            fades.append(decay.load(n * B if decays > 1 else n, there) if decay else np.zeros(len(thread)))
+            there = now & (other < steps)
+            place = other * B + b if decays > 1 else other
+            fades.append(decay.load(place, there) if decay else np.zeros(len(thread)))
         return inputs, fades
 
     def write(t, x, now):
-        row = packed + ((r * T + t) * B + b) * width
-        row.store(3 * d, bfloats(x)[..., 0], now)
-        row.store(3 * d + 2, bfloats(x)[..., 0], now)
-        row.store(3 * d + 1, bfloats(low_part(x))[..., 0], now)
-        for i in range(3 * F, width):
-            row.store(i, 1.0 if i < 3 * F + 2 else 0.0, now & (d == 0))
+        row, each = packed + at(t, now) * width, columns.each
+        for i in range(each):
+            row.store(each * d + i, bfloats(columns.input(x, np.array(i)))[..., 0], now)
+        for i in range(each * F, width):
+            row.store(i, 1.0 if i < each * F + columns.ones else 0.0, now & (d == 0))
 
     carried = np.zeros(len(thread))
     at_hand = None
@@ -936,8 +1319,8 @@ def filter(
                 now = (begin + s + i < end) & (s + i < length)
                 total = np.where(now, fades[i] * total + step * inputs[i], total)
                 product = np.where(now, product * fades[i], product)
-        left, faded = total.reshape(segments, columns), product.reshape(segments, columns)
-        sums = np.zeros((segments + 1, columns))
+        left, faded = total.reshape(segments, block_columns), product.reshape(segments, block_columns)
+        sums = np.zeros((segments + 1, block_columns))
         for n in range(segments):
             sums[n + 1] = faded[n] * sums[n] + left[n]
         carried = sums[:-1].reshape(-1)
@@ -947,28 +1330,32 @@ def filter(
         for i in range(8):
             now = (begin + s + i < end) & (s + i < length)
             carried = np.where(now, fades[i] * carried + step * inputs[i], carried)
+            t = start + (s + i) * turn
             if v:
-                v.store((s + i) * turn * (B * F), carried, now)
+                v.store(at(t, now) * F + d, carried, now)
             if packed:
-                write(begin + s + i, carried, now)
+                write(t, carried, now)
             top = np.where(now, np.maximum(top, abs(carried)), top)
     if largest:
-        largest.raise_to(r * F + d, top.reshape(segments, columns).max(0)[lane], (segment == 0) & (b < B))
+        tops = top.reshape(segments, block_columns).max(0)
+        largest.raise_to(r * F + d, tops[lane], (segment == 0) & (b < B))
 
 
 def operand(
-    i, r, k, y, h0, x, scales, largest_scale, largest_x, packed, first, rows, T, B, H, F, columns,
-    each_state, each_input,
+    i, r, k, y, h0, x, scales, largest_scale, largest_x, packed, begins, before, rows, room, T, B, N, H, F,
+    columns, fine, each_state, each_input,
 ):  # fmt: skip
     eights = columns // 8
     i = i[i < rows * eights]
-    row, column = i // eights, i % eights * 8
-    t, b = first + row // B, row % B
-    factor = scales[r * rows + row] / largest_scale[r][0]
+    every = Rows(begins, None, T, B)
+    row, column = before + i // eights, i % eights * 8
+    t = every.step(row)
+    b = row - every.of(t)
+    factor = scales[r * room + i // eights] / largest_scale[r][0]
     later = t > 0
-    y += ((r * T + t - 1) * B + b) * H
+    y += (r * N + every.of(t - 1, later) + b) * H
     h0 += (r * each_state * B + b) * H
-    x += ((r * each_input * T + t) * B + b) * F
+    x += (r * each_input * N + row) * F
     # Then it reads h four floats at a time.
     if H % 4 == 0 and H >= 8:
         assert y.memory.start % 4 == h0.memory.start % 4 == 0, "h is not aligned"
@@ -981,8 +1368,11 @@ def operand(
         if F:
             tops = largest_x.load(r * each_input * F + d, inside)[..., 0]
             feature = feature / power_below(tops)
-        v.append(np.where(d < 0, h, np.where(d < F, feature, d == F)))
-    packed.store(r * rows * eights + i, halves(*(factor * one for one in v)))
+        v.append(np.where(d < 0, h, np.where(d < F, feature, d == F)) * factor)
+    packed += (r * room + i // eights) * eights * (2 if fine else 1) + i % eights
+    packed.store(0, halves(*v))
+    if fine:
+        packed.store(eights, halves(*map(half_rest, v)))
 
 
 def finish(
@@ -1005,26 +1395,32 @@ def finish(
         (dw_hh, place * H + column, d < 0),
         (dw_ih, place * D + d, (d >= 0) & (d < D)),
         (db_ih, place, (d >= D) & (d == (D if F > D else F))),
-        (db_hh, place, d == F),
+        (db_hh, place, (d >= D) & (d == F)),
     ):
         if pointer:
             pointer.store(at, total, there)
 
 
-def weave(i, r, k, w_ih, largest, packed, powers, H, D, columns):
+def weave(i, r, k, w_ih, largest, packed, powers, H, D, columns, fine):
     i = i[i < 4 * H * columns]
     woven, d = i // columns, i % columns
     gate_unit = woven % 4 * H + woven // 4
     w, power = w_ih.load((r * 4 * H + gate_unit) * D + d, d < D), power_below(largest[r])
-    packed.store(r * 4 * H * columns + i, halves(w / power)[..., 0])
+    packed += (r * 4 * H + woven) * columns * (2 if fine else 1) + d
+    packed.store(0, halves(w / power)[..., 0])
+    if fine:
+        packed.store(columns, halves(half_rest(w / power))[..., 0])
     powers.store(r + 0 * i, power, i == 0)
 
 
-def unweave(i, r, k, dz, scales, dx, first, rows, T, B, H):
+def unweave(i, r, k, dz, dz_low, scales, dx, before, rows, room, N, H):
     i = i[i < rows * H]
     row, unit = i // H, i % H
-    factor, packed = scales[r * rows + row], dz[r * rows * H + i]
-    dx += ((r * T + first) * B + row) * 4 * H + unit
+    factor, place = scales[r * room + row], r * room * H + i
+    packed = dz[place]
+    if dz_low:
+        packed = packed + dz_low[place] / 2048
+    dx += (r * N + before + row) * 4 * H + unit
     for n in range(4):
         dx.store(n * H, factor * packed[:, n])
 
@@ -1032,18 +1428,26 @@ def unweave(i, r, k, dz, scales, dx, first, rows, T, B, H):
 # ---- launches
 
 
+# What a kernel adds to, or leaves where rows have ended.
+CHANGED = {("drive_backward", name) for name in ("dv", "dn", "sums")} | {("lstm_forward", "kept_moments")}
+# What has more rows than a chunk of time.
+CHUNKED = {("lstm_backward", name) for name in ("dz", "dz_low", "scales")}
+CHUNKED |= {("operand", "packed"), ("unweave", "dx"), ("drive_backward", "da")}
+
+
 class Kernel:
     """Stands for `nvrtc.Kernel`: takes tensors of float64 where that takes float32, half or bfloat16."""
 
     def __init__(self, machine, name, defines):
         self.machine, self.name = machine, name
-        self.file = name if name.startswith("lstm") else "around"
+        self.file = name if name.startswith("lstm") else "drive" if name.startswith("drive") else "around"
         self.k = constants(self.file, **{n: int(v) for n, v in defines.items()})
 
     def __call__(self, grid, block, args, shared=0):
         described = parameters(self.file, self.name)
         assert len(described) == len(args), f"{self.name} takes {len(described)} arguments, not {len(args)}"
         memories, named = {}, {}
+        self.replicas = grid[1]
         for (name, kind, pointer, _), arg in zip(described, args, strict=True):
             assert pointer == (arg is None or isinstance(arg, torch.Tensor)), f"{name} is of another kind"
             if isinstance(arg, torch.Tensor):
@@ -1058,21 +1462,44 @@ class Kernel:
             if pointer and not const and name in memories and "largest" not in name:
                 writes = memories[name].writes
                 assert (writes <= 1).all(), f"{self.name} writes an element of {name} twice"
-                # `unweave` writes a chunk of all.
-                assert (writes == 1).all() or self.name == "unweave", f"{self.name} leaves parts of {name}"
+                if (self.name, name) not in CHANGED:
+                    due = self._due(name, len(writes), named)
+                    assert (writes == due).all(), f"{self.name} leaves parts of {name}, or writes too many"
         self.machine.launches.append((self.name, grid, memories))
 
+    def _due(self, name, length, named):
+        """How often each element should be written: once, if it is one of a chunk's rows."""
+        if (self.name, name) not in CHUNKED:
+            return np.ones(length, int)
+        room, before = (named["N"], named["before"]) if self.name == "unweave" else (named["room"], 0)
+        rows = named["rows"] if "rows" in named else (named["last"] - named["first"]) * named["B"]
+        if "last" in named and named["begins"]:
+            rows = named["begins"][named["last"]] - named["begins"][named["first"]]
+        replicas = self.replicas * (2 + self.k.FINE if name == "da" else 1)
+        row = np.arange(length) * (replicas * room) // length % room
+        return ((row >= before) & (row < before + rows)).astype(int)
+
     def _run(self, grid, block, named, shared):
-        k, run = self.k, globals()[self.name]
+        k = self.k
         blocks, replicas, one = grid
         assert one == 1
+        if self.file == "drive":
+            import drive_emulator  # which imports this file
+
+            assert block == k.THREADS
+            for r in range(replicas):
+                k.replicas = replicas
+                getattr(drive_emulator, self.name)(blocks, r, k, **named)
+            return
+        run = globals()[self.name]
         if self.file != "around":
             assert block == k.THREADS
             assert blocks % k.CTAS == 0
             lengths = arrays(self.file, k)
             barriers = lengths.pop("barriers")
-            assert bool(shared) == ("inputs" not in lengths)
-            lengths.setdefault("inputs", shared)
+            name, size = dynamic(self.file, k)
+            assert shared == size, f"{self.name} needs {size} bytes of shared memory, not {shared}"
+            lengths[name] = size
             for replica in range(replicas):
                 for tile in range(blocks // k.CTAS):
                     cluster = Cluster(k.CTAS, k.WARPS, lengths, barriers, self.machine.seed)

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import momentumrnn as mr
 from momentumrnn import cells
 from momentumrnn.backends import cuda
+from momentumrnn.kernels import fused as fused_kernels
 from momentumrnn.kernels import nvrtc, op
 
 F64 = torch.float64
@@ -757,4 +758,4 @@ def test_one_graph_for_all_lengths(served, options):
 def test_packed_rows_are_not_captured(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(RuntimeError, match="packed sequences can't be captured in a CUDA graph"):
-        kernels._rows([2, 1], GPU)
+        fused_kernels._rows([2, 1], GPU)

@@ -3,6 +3,8 @@
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 
@@ -47,24 +49,80 @@ def assert_fits(taken, shared, threads, least):
     assert shared < 48 << 10
 
 
+FLAGS = "FINE", "PACKED", "EXTRAPOLATED"
+PLAIN = dict.fromkeys(FLAGS, 0)
+COMBINED = [dict(zip(FLAGS, on, strict=True)) for on in product((0, 1), repeat=3) if sum(on) > 1]
+
+
+def further(file, extra, moment=0, table=0):
+    if file != "lstm_forward":
+        return {}
+    return {"EXTRA": extra, "KEEP": 1, "MOMENT": moment, "TABLE": table}
+
+
+def shared_of_both(file, defines, static):
+    """Static and dynamic shared memory of a CTA, and what the system takes."""
+    return static + emulator.dynamic(file, emulator.constants(file, **defines))[1] + 1024
+
+
 @pytest.mark.parametrize("ctas", range(1, 9))
 def test_forward_compiles(ctas):
     """Without spills. At least two CTAs share a multiprocessor, three of small clusters."""
-    every = [{"CTAS": ctas, "EXTRA": extra, "KEEP": keep} for extra in range(4) for keep in range(2)]
+    every = [
+        further("lstm_forward", extra) | {"CTAS": ctas, "KEEP": keep} | PLAIN
+        for extra, keep in ((2, 1), (3, 1), (ctas % 2, ctas // 2 % 2))
+    ]
     for defines, (taken, shared) in zip(every, compiled("lstm_forward", every), strict=True):
         assert_fits(taken["lstm_forward"], shared, 128, 3 if ctas <= 4 and defines["EXTRA"] <= 2 else 2)
 
 
 @pytest.mark.parametrize("ctas", range(1, 9, 2))
 def test_backward_compiles(ctas):
-    every = [{"CTAS": ctas}, {"CTAS": ctas + 1}]
+    every = [{"CTAS": ctas} | PLAIN, {"CTAS": ctas + 1} | PLAIN]
     for defines, (taken, shared) in zip(every, compiled("lstm_backward", every), strict=True):
         assert_fits(taken["lstm_backward"], shared, 128, 3 if defines["CTAS"] <= 4 else 2)
 
 
+@pytest.mark.parametrize("flag", FLAGS)
+@pytest.mark.parametrize("file", ["lstm_forward", "lstm_backward"])
+def test_variants_compile(file, flag):
+    """Without spills, and two CTAs share a multiprocessor."""
+    every = [{"CTAS": ctas} | further(file, 3 * (ctas % 2 == 0)) | PLAIN | {flag: 1} for ctas in (1, 4, 7, 8)]
+    for defines, (taken, shared) in zip(every, compiled(file, every), strict=True):
+        assert_fits(taken[file], shared, 128, 2)
+        assert shared_of_both(file, defines, shared) <= 113 << 10, defines
+
+
+@pytest.mark.parametrize("moment", [1, 2, 3])
+def test_moments_compile(moment):
+    """Without spills, however wide the input."""
+    every = [
+        {"CTAS": ctas} | further("lstm_forward", extra, moment, table) | PLAIN
+        for ctas, extra, table in ((4, 3, 1), (8, 1, 1), (8, 2, 1), (8, 3, 0))
+    ]
+    for taken, shared in compiled("lstm_forward", every):
+        assert_fits(taken["lstm_forward"], shared, 128, 2)
+
+
+@pytest.mark.parametrize("file", ["lstm_forward", "lstm_backward"])
+def test_combined_variants_compile(file):
+    """With a small stack at most, forwards for the widest cluster alone."""
+    every = [
+        {"CTAS": ctas} | further(file, 3, 2 + i % 2, (ctas + i // 2) % 2) | flags
+        for ctas in (7, 8)
+        for i, flags in enumerate(COMBINED)
+    ]
+    for defines, (taken, shared) in zip(every, compiled(file, every), strict=True):
+        most = 128 if file == "lstm_backward" else 16 if defines["CTAS"] == 8 else 0
+        assert taken[file].stack <= most, defines
+        assert taken[file].registers <= 255
+        assert shared < 48 << 10
+        assert shared_of_both(file, defines, shared) <= 113 << 10, defines
+
+
 def test_around_compiles():
     ((taken, shared),) = compiled("around", [{}])
-    names = "pack_forward pack_backward spread split_input split_weights filter operand finish weave unweave"
+    names = "pack_forward pack_backward spread split_weights filter operand finish weave unweave"
     assert taken.keys() == set(names.split())
     for name, one in taken.items():
         assert_fits(one, shared, emulator.constants("around").FILTERS if name == "filter" else 256, 1)
@@ -79,6 +137,7 @@ def machine(monkeypatch):
     machine = emulator.Machine()
     monkeypatch.setattr(fused, "_kernel", machine.kernel)
     monkeypatch.setattr(fused, "torch", emulator.Torch())
+    monkeypatch.setattr(fused, "GROUP", 16)
     return machine
 
 
@@ -86,40 +145,73 @@ def normal(*shape, scale=1.0):
     return scale * torch.randn(*shape, dtype=F64)
 
 
-def draw(size, leading=(1,) * 7, without=()):
-    """The seven inputs, each with its number of replicas; those named in `without` are None."""
+def draw(size, leading=(1,) * op.TENSORS, without=("z0", "mu", "gain", "v0", "n0"), lengths=(), **more):
+    """The inputs, each with its number of replicas; those named in `without` are None."""
     H, B, T, D = size
+    sizes = [sum(n > t for n in lengths) for t in range(T if lengths else 0)]
+    assert not lengths or (sorted(lengths) == list(lengths)[::-1] and len(lengths) == B and lengths[0] == T)
     shapes = {
-        "x": (T, B, 4 * H if "w_ih" in without else D),
+        "x": (*([sum(sizes)] if sizes else [T, B]), 4 * H if "w_ih" in without else D),
         "w_ih": (4 * H, D),
         "w_hh": (4 * H, H),
-        "b_ih": (4 * H,),
-        "b_hh": (4 * H,),
-        "h0": (B, H),
-        "c0": (B, H),
+        **dict.fromkeys(("b_ih", "b_hh"), (4 * H,)),
+        **dict.fromkeys(("h0", "c0"), (B, H)),
+        "z0": (B, 4 * H),
+        **dict.fromkeys(("mu", "gain"), (4 * H,)),
+        **dict.fromkeys(("v0", "n0"), (B, 4 * H)),
     }
     # Gates below 2^-30 are where the kernels stop.
-    scale = {"w_hh": H**-0.5, "w_ih": 0.5 * D**-0.5, "b_ih": 0.5, "b_hh": 0.5}
-    return [
-        None if name in without else normal(n, *shape, scale=scale.get(name, 1.0))
+    scale = {"w_hh": H**-0.5, "w_ih": 0.5 * D**-0.5, "b_ih": 0.5, "b_hh": 0.5, "gain": 0.5}
+    leading = [*leading, *[1] * (len(shapes) - len(leading))]
+    tensors = {
+        name: None if name in without else normal(n, *shape, scale=scale.get(name, 1.0))
         for n, (name, shape) in zip(leading, shapes.items(), strict=True)
-    ]
+    }
+    if tensors["mu"] is not None:
+        tensors["mu"] = tensors["mu"].sigmoid()
+    if tensors["n0"] is not None:
+        tensors["n0"] = tensors["n0"].exp()
+    return op.Inputs(**tensors, sizes=sizes, **more)
+
+
+def plus(*names):
+    """What `draw` is to leave out if these are there."""
+    return tuple(name for name in ("z0", "mu", "gain", "v0", "n0") if name not in names)
+
+
+def extrapolated(B, every=3):
+    return {"without": plus("z0"), "j0": torch.arange(B, dtype=F64)[None], "every": every}
 
 
 def decays(T, rows):
     return torch.rand(T, rows, dtype=F64)
 
 
-def run(inputs, decay=None, step=1.0, given=(True, True, True), needs=(True,) * 7):
+def run(inputs, given=(True,) * op.OUTPUTS, needs=(True,) * op.TENSORS, dtype=F64):
     """Outputs and gradients by the emulated kernels and by the definition, which should be the same."""
-    y, h, c, *kept = fused.forward(*inputs, decay, step, True)
-    _, hs, cs = op._run(*inputs, decay, step)
-    assert_same((y, h, c), (torch.stack([h.expand_as(hs[-1]) for h in hs[1:]], 1), hs[-1], cs[-1]))
-    grads = [torch.randn_like(t) if there else None for t, there in zip((y, h, c), given, strict=True)]
-    got = fused.backward(*grads, y, *kept, *inputs, decay, step, needs)
-    needs = [n and t is not None for n, t in zip(needs, inputs, strict=True)]
-    assert_same(got, op._gradients(*grads, *inputs, decay, step, needs))
-    return (y, h, c), grads, got
+    found, grads, got, want = both(inputs, given, needs)
+    assert_same((*found[:6], *got), want, dtype)
+    return found, grads, got
+
+
+def both(inputs, given=(True,) * op.OUTPUTS, needs=(True,) * op.TENSORS, rows=None):
+    """What the kernels found, the gradients that were given, those they returned, and what all should be."""
+    found = fused.forward(inputs, True)
+    grads = [
+        torch.randn_like(t) if there and t.numel() else None
+        for t, there in zip(found[:6], given, strict=True)
+    ]
+    got = fused.backward(grads, (found[0], *found[6:]), inputs, needs)
+    return found, grads, got, (*op._run(inputs), *op._gradients(grads, inputs, needs))
+
+
+def error(got, want):
+    """The largest error, in relative norm, of all tensors."""
+    return max(
+        ((g - w).norm() / w.norm()).item()
+        for g, w in zip(got, want, strict=True)
+        if w.numel() and w.norm() > 0
+    )
 
 
 # Hidden size, rows, steps, features: 1 to 4 and 8 CTAs, full tiles and others, 0 to 3 slices of input.
@@ -138,31 +230,38 @@ SIZES = [
 ]
 
 
-@pytest.mark.parametrize("rows", ["no momentum", "one decay", "a decay for each row"])
-@pytest.mark.parametrize("size", SIZES, ids=str)
-def test_sizes(machine, size, rows):
-    H, B, T, _ = size
-    if rows == "no momentum":
-        run(draw(size))
-    else:
-        run(draw(size), decays(T, 1 if rows == "one decay" else B), 0.7)
-    # The passes read all of what was made for them.
+def assert_all_read(machine, T, B, H, parts=1):
+    """The passes read all of what was made for them."""
     (forward,) = machine.launched("lstm_forward")
     backward = machine.launched("lstm_backward")
-    for name in ("weights", "extra", "drive"):
+    for name in ("weights", "low", "extra", "drive"):
         assert name not in forward or (forward[name].reads > 0).all()
+    steps = sum(rows + 7 >> 3 for rows in T) if isinstance(T, list) else T * -(-B // 8)
     assert sum(launch["kept_gates"].reads for launch in backward).tolist() == [1] * (
-        T * -(-B // 8) * -(-H // 8) * 32
+        steps * -(-H // 8) * 32 * parts
     )
-    assert all((launch["weights"].reads > 0).all() for launch in backward)
+    for name in ("weights", "low"):
+        assert all((launch[name].reads > 0).all() for launch in backward if name in launch)
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("size", [(33, 2, 11, 1), (70, 1, 8, 1), (129, 1, 6, 1)], ids=str)
-def test_schedules(machine, size, seed):
+@pytest.mark.parametrize("momentum", [False, True], ids=["plain", "momentum"])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_sizes(machine, size, momentum):
+    H, B, T, _ = size
+    # One decay for all rows of a step, or one for each.
+    run(draw(size, **({"decay": decays(T, B if H % 2 else 1), "step": 0.7} if momentum else {})))
+    assert_all_read(machine, T, B, H)
+
+
+@pytest.mark.parametrize("kind", ["plain", "fine", "packed"])
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("size", [(33, 2, 11, 1), (70, 2, 6, 1)], ids=str)
+def test_schedules(machine, size, seed, kind):
     """The order in which warps and messages take turns changes nothing."""
     machine.seed = seed
-    run(draw(size), decays(size[2], 1), 0.7)
+    T = size[2]
+    more = {"fine": True} if kind == "fine" else {"lengths": (T, T - 4)} if kind == "packed" else {}
+    run(draw(size, decay=decays(T, 1), step=0.7, **more))
 
 
 @pytest.mark.parametrize(
@@ -182,8 +281,8 @@ def test_schedules(machine, size, seed):
 @pytest.mark.parametrize("features", [2, 16], ids=["narrow", "wide"])
 @pytest.mark.parametrize("momentum", [False, True], ids=["plain", "momentum"])
 def test_replicas(machine, leading, without, features, momentum):
-    inputs = draw((9, 3, 2, features), leading, without)
-    run(inputs, *((decays(2, 3), 0.7) if momentum else (None, 1.0)))
+    more = {"decay": decays(2, 3), "step": 0.7} if momentum else {}
+    run(draw((9, 3, 2, features), leading, (*without, *plus()), **more))
 
 
 @pytest.mark.parametrize(
@@ -192,101 +291,393 @@ def test_replicas(machine, leading, without, features, momentum):
 @pytest.mark.parametrize("bias", [True, False])
 def test_given_drive(machine, leading, bias):
     without = ("w_ih", "b_ih") if bias else ("w_ih", "b_ih", "b_hh")
-    run(draw((35, 9, 3, 1), leading, without))
+    run(draw((35, 9, 3, 1), leading, (*without, *plus())))
 
 
-@pytest.mark.parametrize("chunks", [2, 3, 8])
-@pytest.mark.parametrize("case", ["narrow", "wide", "drive"])
+@pytest.mark.parametrize(("chunks", "case"), [(2, "narrow"), (3, "wide"), (8, "drive")])
 def test_chunks(machine, monkeypatch, chunks, case):
     """Time in chunks, the first of which, the last in time, is shorter."""
     monkeypatch.setattr(fused, "CHUNK", 1)
     monkeypatch.setattr(fused, "CHUNKS", chunks)
+    given = case == "drive"
     inputs = draw(
         (34, 2, 7, 16 if case == "wide" else 2),
         (2, 1, 1, 1, 1, 1, 2),
-        ("w_ih", "b_ih") if case == "drive" else (),
+        (*(("w_ih", "b_ih") if given else ()), *plus()),
+        **({} if given else {"decay": decays(7, 2), "step": 0.7}),
     )
-    run(inputs, *((None, 1.0) if case == "drive" else (decays(7, 2), 0.7)))
+    run(inputs)
     assert len(machine.launched("lstm_backward")) == -(-7 // -(-7 // chunks))
 
 
-@pytest.mark.parametrize("given", [(True, False, False), (False, True, False), (False, False, True)], ids=str)
+ONE = [tuple(i == n for i in range(op.OUTPUTS)) for n in range(3)]
+
+
+@pytest.mark.parametrize("given", ONE, ids=["y", "h", "c"])
+@pytest.mark.parametrize("needed", [(0,), (1, 2), (3,), ()], ids=str)
+def test_some_gradients(machine, given, needed):
+    needs = [i in needed for i in range(op.TENSORS)]
+    run(draw((34, 3, 5, 2), decay=decays(5, 1), step=0.7), given, needs)
+
+
+# ---- packed sequences
+
+# Tiles that end early, rows of one step, a tile that has nothing but those, rows of one length side by side.
+LENGTHS = (7, 7, 6, 5, 5, 4, 4, 3, 3, 3, 2, 2, 1, 1, 1, 1, 1, 1, 1)
+
+
 @pytest.mark.parametrize(
-    "needs", [(True,) + (False,) * 6, (False, True, True) + (False,) * 4, (False,) * 7], ids=str
+    ("case", "chunks"),
+    [("narrow", 1), ("narrow", 3), ("narrow", 8), ("wide", 3), ("drive", 3), ("momentum", 3), ("fine", 3)],
 )
-def test_some_gradients(machine, given, needs):
-    run(draw((34, 3, 5, 2)), decays(5, 1), 0.7, given, needs)
+def test_packed(machine, monkeypatch, case, chunks):
+    monkeypatch.setattr(fused, "CHUNK", 1)
+    monkeypatch.setattr(fused, "CHUNKS", chunks)
+    H, B, T = 34, len(LENGTHS), LENGTHS[0]
+    without = (*(("w_ih", "b_ih") if case == "drive" else ()), *plus())
+    more = {"decay": decays(T, B), "step": 0.7} if case == "momentum" else {"fine": case == "fine"}
+    leading = (2, 1, 1, 2, 1, 1, 2) if case == "momentum" else (1,) * 7
+    H = 9 if case == "momentum" else H
+    inputs = draw((H, B, T, 16 if case == "wide" else 2), leading, without, LENGTHS, **more)
+    run(inputs)
+    if len(leading) == 7 and max(leading) == 1:
+        assert_all_read(machine, inputs.sizes, B, H, 1 + inputs.fine)
+
+
+@pytest.mark.parametrize("lengths", [(1,), (4, 1), (3, 3, 3), (5, *[1] * 8), (9, *[9] * 7, 2)], ids=str)
+def test_lengths(machine, lengths):
+    run(draw((9, len(lengths), lengths[0], 1), lengths=lengths))
+
+
+@pytest.mark.parametrize("given", ONE, ids=["y", "h", "c"])
+def test_packed_with_some_gradients(machine, monkeypatch, given):
+    """A final state's gradient joins where its row ends, in whichever chunk that is."""
+    monkeypatch.setattr(fused, "CHUNK", 1)
+    monkeypatch.setattr(fused, "CHUNKS", 3)
+    run(draw((9, len(LENGTHS), 7, 1), lengths=LENGTHS), given)
+
+
+def test_packed_rows_are_sequences_of_their_own(machine):
+    """Each row alone gives the same, whatever runs beside it."""
+    lengths = (6, 4, 1)
+    inputs = draw((35, 3, 6, 2), lengths=lengths)
+    y, h, *_ = fused.forward(inputs, True)
+    begins = [0, *np.cumsum(inputs.sizes)]
+    for b, steps in enumerate(lengths):
+        rows = [begins[t] + b for t in range(steps)]
+        alone = inputs._replace(
+            x=inputs.x[:, rows].unsqueeze(2), h0=inputs.h0[:, b : b + 1], c0=inputs.c0[:, b : b + 1], sizes=()
+        )
+        y_alone, h_alone, *_ = fused.forward(alone, True)
+        assert_same((y[:, rows], h[:, b : b + 1]), (y_alone.squeeze(2), h_alone))
+
+
+# ---- extrapolated
+
+
+@pytest.mark.parametrize(
+    ("size", "chunks", "every"),
+    [((7, 3, 6, 2), 1, 1), ((7, 3, 6, 2), 3, 2), ((7, 3, 6, 2), 3, 40), ((40, 9, 7, 16), 3, 5)],
+    ids=str,
+)
+def test_extrapolated(machine, monkeypatch, size, chunks, every):
+    """Rows that begin at several j; gradients of z0, and of the last z, which joins at the end."""
+    monkeypatch.setattr(fused, "CHUNK", 1)
+    monkeypatch.setattr(fused, "CHUNKS", chunks)
+    run(draw(size, **extrapolated(size[1], every)))
+    outputs, _, got = run(draw(size, **extrapolated(size[1], every)), [i == 3 for i in range(6)])
+    assert outputs[3].shape == got[7].shape == (1, size[1], 4 * size[0])
+    assert every == 1 or got[7].abs().max() > 0
+
+
+@pytest.mark.parametrize("leading", [(1,) * 7 + (2,), (2,) * 7 + (1,), (3,) * 8], ids=str)
+def test_extrapolated_replicas(machine, leading):
+    run(draw((9, 3, 3, 2), leading, decay=decays(3, 3), step=-0.7, **extrapolated(3)))
+
+
+@pytest.mark.parametrize("fine", [False, True], ids=["fast", "fine"])
+def test_packed_and_extrapolated(machine, monkeypatch, fine):
+    monkeypatch.setattr(fused, "CHUNK", 1)
+    monkeypatch.setattr(fused, "CHUNKS", 3)
+    B, T = len(LENGTHS), LENGTHS[0]
+    more = extrapolated(B, 4)
+    run(draw((34, B, T, 2), (1,) * 7, lengths=LENGTHS, fine=fine, decay=decays(T, B), step=0.7, **more))
+
+
+# ---- fine
+
+
+def test_two_halves(monkeypatch, machine):
+    """A number as high + low / 2048, in the weights of both passes."""
+    monkeypatch.setattr(emulator, "ROUND", True)
+    H, C = 40, 2
+    w_hh = normal(1, 4 * H, H) * normal(1, 4 * H, 1, scale=4).exp2()
+    launcher = fused._Launcher(draw((H, 1, 1, 1)))
+    for name, count, slices, more in (
+        ("pack_forward", C * 4 * 2 * C * 64, 2 * C, [0, H, 0, 0, 0, 1, 0, 0, 0]),
+        ("pack_backward", C * 4 * 8 * 32, 8, [H]),
+    ):
+        packed, low = (torch.zeros(4 * count, dtype=torch.complex128) for _ in range(2))
+        none = [None] * 3 if name == "pack_forward" else []
+        launcher(name, count, 1, w_hh, *none, packed, low, C, *more)
+        high, rest = (torch.view_as_real(t).flatten() for t in (packed, low))
+        assert high.half().double().equal(high), "high parts are halves"
+        assert rest.half().double().equal(rest), "low parts are halves"
+        both = (high + rest / 2048).sort().values
+        want = w_hh.view(4, -1) * (torch.tensor([1, 1, 2, 1]) * -emulator.constants("around").LOG2E)[:, None]
+        want = (want if name == "pack_forward" else w_hh).flatten().sort().values
+        found = both[both != 0]
+        assert len(found) == len(want), f"{slices} slices have each weight once"
+        # Of halves too small to be normal ones less is left.
+        assert (found - want).abs().max() < 2.0**-22 * want.abs().max()
+        assert ((found - want).abs() <= 2.0**-22 * want.abs() + 2.0**-36).all()
+        # The high parts alone don't have them.
+        assert (high[high != 0].sort().values - want).abs().max() > 2.0**-13 * want.abs().max()
+
+
+def test_fine_tanh(monkeypatch):
+    monkeypatch.setattr(emulator, "ROUND", True)
+    x = np.concatenate([np.linspace(-0.7, 0.7, 1401), 10.0 ** np.arange(-30, 0)])
+    x = x[x != 0]
+    assert abs(emulator.fine_tanh(x) / np.tanh(x) - 1).max() < 1e-7
+
+
+@pytest.mark.parametrize("size", SIZES[::2], ids=str)
+def test_fine_sizes(machine, size):
+    H, B, T, _ = size
+    run(draw(size, decay=decays(T, B), step=0.7, fine=True))
+    assert_all_read(machine, T, B, H, 2)
+
+
+@pytest.mark.parametrize(
+    ("H", "case"),
+    [
+        *((7, case) for case in ("narrow", "drive", "momentum", "packed", "extrapolated")),
+        *[(40, "wide"), (40, "all")],
+    ],
+)
+def test_fine_is_nearly_float32(machine, monkeypatch, case, H):
+    """As the kernels round, in outputs and all gradients; without the low parts errors are far larger."""
+    monkeypatch.setattr(emulator, "ROUND", True)
+    monkeypatch.setattr(fused, "CHUNK", 1)
+    monkeypatch.setattr(fused, "CHUNKS", 3)
+    T, B, more, lengths = 7, 3, {"without": plus()}, ()
+    if case in ("momentum", "all"):
+        more |= {"decay": decays(T, B), "step": 0.7}
+    if case in ("packed", "all"):
+        lengths = (7, 4, 1)
+    if case in ("extrapolated", "all"):
+        more |= extrapolated(B)
+    if case == "drive":
+        more["without"] = ("w_ih", "b_ih", *plus())
+    inputs = draw((H, B, T, 16 if case == "wide" else 2), lengths=lengths, **more)
+    errors = []
+    for fine in (False, True):
+        found, _, got, want = both(inputs._replace(fine=fine))
+        errors.append(error((*found[:6], *got), want))
+    assert errors[0] > 5e-5
+    assert errors[1] < 2e-6
+
+
+# ---- momenta in gate space
+
+# What such a momentum may have.
+GATES = {
+    "decay-v0": {"there": ("v0",), "decay": 1},
+    "decay-rows-beta": {"there": (), "decay": 2, "beta": 0.8},
+    "decay-v0-n0-beta": {"there": ("v0", "n0"), "decay": 2, "beta": 0.8},
+    "mu": {"there": ("mu",)},
+    "gain": {"there": ("gain",), "decay": 1},
+    "mu-gain-v0": {"there": ("mu", "gain", "v0")},
+    "all": {"there": ("mu", "gain", "v0", "n0"), "beta": 0.7, "eps": 0.1},
+    "printed": {"there": ("gain",), "decay": 1, "beta": 0.9, "eps": 0.1, "eps_in_sqrt": False},
+}
+
+
+def gate_space(case, size, leading=(1,) * op.TENSORS, without=(), **more):
+    options = dict(GATES[case])
+    there, kind = options.pop("there"), options.pop("decay", 0)
+    if kind:
+        options["decay"] = decays(size[2], 1 if kind == 1 else size[1])
+    if "gain" not in there:
+        options["step"] = 0.7
+    # Where a second moment is small the drive leaps.
+    options.setdefault("eps", 0.01)
+    return draw(size, leading, (*without, *plus(*there, *more.pop("further", ()))), **options, **more)
+
+
+@pytest.mark.parametrize("size", [(7, 3, 5, 2), (35, 9, 4, 15), (66, 2, 3, 16)], ids=str)
+@pytest.mark.parametrize("case", GATES)
+def test_gate_space(machine, case, size):
+    """Inputs that ride on the product with U, and wide ones, with gradients to x and without."""
+    inputs = gate_space(case, size)
+    run(inputs)
+    run(inputs, needs=(False, *[True] * (op.TENSORS - 1)))
+    assert machine.launched("drive_backward")
+
+
+@pytest.mark.parametrize("case", ["decay-v0-n0-beta", "all"])
+@pytest.mark.parametrize("fine", [False, True], ids=["fast", "fine"])
+@pytest.mark.parametrize("features", [2, 17], ids=["narrow", "wide"])
+def test_gate_space_in_chunks(machine, monkeypatch, case, features, fine):
+    """Chunks of whole segments; rows that end in each of them."""
+    monkeypatch.setattr(fused, "CHUNK", 1)
+    monkeypatch.setattr(fused, "MANY", 0 if fine else 1 << 30)  # two channels a thread, or one
+    T, lengths = 33, (33, 32, 25, 24, 17, 16, 9, 8, 1)
+    size = 5, len(lengths), T, features
+    run(gate_space(case, size, lengths=lengths if case == "all" else (), fine=fine))
+    assert len(machine.launched("drive_backward")) == -(-T // fused.SPACING) > 1
+
+
+@pytest.mark.parametrize(
+    "leading",
+    [(2,) * 12, (2, *[1] * 11), (1,) * 8 + (2,) * 4, (1,) * 10 + (2, 1), (1, 2, 1, 2, *[1] * 8)],
+    ids=str,
+)
+@pytest.mark.parametrize(("features", "fine"), [(2, False), (17, False), (17, True)], ids=str)
+def test_gate_space_replicas(machine, leading, features, fine):
+    run(gate_space("all", (9, 3, 3, features), leading, fine=fine))
+
+
+@pytest.mark.parametrize("without", [("b_ih",), ("b_hh",), ("b_ih", "b_hh")], ids=str)
+@pytest.mark.parametrize("features", [2, 17], ids=["narrow", "wide"])
+def test_gate_space_without_biases(machine, without, features):
+    run(gate_space("all", (9, 3, 3, features), without=without))
+
+
+@pytest.mark.parametrize("features", [2, 17], ids=["narrow", "wide"])
+@pytest.mark.parametrize("given", range(6), ids=["y", "h", "c", "z", "v", "n"])
+def test_gate_space_extrapolated(machine, given, features):
+    """With everything there is, from the gradient of each output."""
+    more = extrapolated(3) | {"further": ("z0",)}
+    del more["without"]
+    inputs = gate_space("all", (9, 3, 6, features), lengths=(6, 4, 1), fine=True, **more)
+    run(inputs, [i == given for i in range(6)])
+
+
+@pytest.mark.parametrize("features", [2, 17], ids=["narrow", "wide"])
+def test_gate_space_is_nearly_float32(machine, monkeypatch, features):
+    """Three parts of bfloat16 in each product with the input, two where it need not be fine."""
+    monkeypatch.setattr(emulator, "ROUND", True)
+    inputs = gate_space("all", (33, 3, 4, features))
+    for fine, most in ((False, 1e-3), (True, 2e-6)):
+        found, _, got, want = both(inputs._replace(fine=fine))
+        assert error((*found[:6], *got), want) < most
 
 
 # ---- parts of it
 
 
 @pytest.mark.parametrize(
-    ("T", "B", "D"), [(1, 1, 1), (70, 3, 2), (530, 2, 3), (1100, 1, 1), (20, 5, 9), (129, 1030, 1)]
+    ("T", "B", "D", "packed"),
+    [
+        *[(T, B, D, False) for T, B, D in ((1, 1, 1), (70, 3, 2), (530, 2, 3), (1100, 1, 1), (20, 5, 9))],
+        *[(70, 3, 2, True), (530, 2, 3, True), (20, 5, 9, True), (9, 300, 8, False)],
+    ],
 )
 @pytest.mark.parametrize("rows", [0, 1, 2], ids=["none", "one", "each"])
-def test_filter(machine, T, B, D, rows):
-    """Time in segments of one step, of several, and of more than eight; forwards and back."""
+def test_filter(machine, T, B, D, packed, rows):
+    """Time in segments of one step, of several, and of more than eight; blocks of 8 columns and of 32."""
+    lengths = [max(1, T - b * T // B) for b in range(B)] if packed else [T] * B
+    sizes = [sum(n > t for n in lengths) for t in range(T)]
+    N = sum(sizes)
+    there = torch.arange(T)[:, None] < torch.tensor(lengths)  # (T, B)
+
+    def flat(t):
+        """Of (R, T, B, ...) the rows that are there."""
+        return t[:, there]
+
     x, decay = normal(2, T, B, D), None if rows == 0 else 0.9 * decays(T, B if rows == 2 else 1)
-    size, launcher = fused.Sizes(2, T, B, 1, D, D + 1), fused._Launcher(x)
-    v, tops, packed = normal(2, T, B, D + 1), torch.zeros(2, D + 1, dtype=torch.complex128), None
-    launcher.filter(x, decay, size, 0.7, v=v, largest=tops)
+    size = fused.Sizes(2, T, B, N, 1, D, D + 1, 0)
+    launcher = fused._Launcher(draw((1, B, T, 1), lengths=lengths if packed else ()))
+    v, tops = normal(2, N, D + 1), torch.zeros(2, D + 1, dtype=torch.complex128)
+    launcher.filter(flat(x).contiguous(), decay, size, 0.7, v=v, largest=tops)
     ones = torch.cat([x, torch.ones(2, T, B, 1, dtype=F64)], -1)
     want = [0.7 * ones[:, 0]]
     for t in range(1, T):
         want.append(0.7 * ones[:, t] + (0 if decay is None else decay[t, :, None] * want[-1]))
-    assert_same(v, torch.stack(want, 1))
-    assert torch.equal(tops.real, v.abs().amax((1, 2)))
-    width = -(-(3 * D + 5) // 8) * 8
-    packed = normal(2, T * B, width)
-    launcher.filter(x, decay, size, 0.7, packed=packed, width=width)
-    thrice = torch.stack([v, 0 * v, v], -1).reshape(2, T * B, 3 * D + 3)
-    assert_same(packed[..., : 3 * D + 3], thrice)
-    assert packed[..., 3 * D + 3 : 3 * D + 5].eq(1).all()
-    assert packed[..., 3 * D + 5 :].eq(0).all()
+    assert_same(v, flat(torch.stack(want, 1)))
+    assert torch.equal(tops.real, v.abs().amax(1))
+    for fine, (each, of_x, further) in {False: (3, (0, 2), 2), True: (6, (0, 1, 3), 3)}.items():
+        launcher.fine = fine
+        columns = each * (D + 1)
+        width = -(-(columns + further) // 8) * 8
+        parts = normal(2, N, width)
+        launcher.filter(flat(x).contiguous(), decay, size, 0.7, packed=parts, width=width)
+        high = torch.zeros(2, N, D + 1, each, dtype=F64)
+        high[..., of_x] = v[..., None]
+        assert_same(parts[..., :columns], high.flatten(2))
+        assert parts[..., columns : columns + further].eq(1).all()
+        assert parts[..., columns + further :].eq(0).all()
     # <filter x, z> = <x, filter backwards z>, rows weighed.
-    z, factors, back = normal(2, T, B, D), normal(2, T, B).exp(), normal(2, T, B, D)
+    z, factors, back = normal(2, N, D), normal(2, N).exp(), normal(2, N, D)
     launcher.filter(z, decay, size._replace(F=D), 0.7, v=back, factors=factors, backwards=True)
-    assert_same((x * back).sum(), (v[..., :D] * factors[..., None] * z).sum())
+    assert_same((flat(x) * back).sum(), (v[..., :D] * factors[..., None] * z).sum())
 
 
 @pytest.mark.parametrize("features", [2, 14, 16])
 @pytest.mark.parametrize("momentum", [False, True], ids=["plain", "momentum"])
-def test_input_is_nearly_float32(machine, monkeypatch, features, momentum):
-    """High and low parts of bfloat16 in their columns: the rest of a step rounds nothing where h is 0."""
+@pytest.mark.parametrize("fine", [False, True], ids=["fast", "fine"])
+def test_input_is_nearly_float32(machine, monkeypatch, features, momentum, fine):
+    """Parts of bfloat16 in their columns: the rest of a step rounds nothing where h is 0."""
     monkeypatch.setattr(emulator, "ROUND", True)
-    inputs = draw((9, 3, 1, features))
-    inputs[5:] = [torch.zeros_like(t) for t in inputs[5:]]
-    momentum = (decays(1, 1), 0.7) if momentum else (None, 1.0)
-    y, *_ = fused.forward(*inputs, *momentum, False)
-    assert_same(y[:, 0], op._run(*inputs, *momentum)[1][1], torch.float32)
+    more = {"decay": decays(1, 1), "step": 0.7} if momentum else {}
+    inputs = draw((9, 3, 1, features), fine=fine, **more)
+    inputs = inputs._replace(h0=0 * inputs.h0, c0=0 * inputs.c0)
+    y, *_ = fused.forward(inputs, False)
+    want = op._run(inputs)[0]
+    assert_same(y, want, torch.float32)
+    if fine:
+        assert error([y], [want]) < 2e-7
 
 
 def test_rounded(machine, monkeypatch):
     """As the kernels round, gradients of any size keep their precision."""
     monkeypatch.setattr(emulator, "ROUND", True)
     inputs = draw((40, 3, 12, 2))
-    y, h, c, *kept = fused.forward(*inputs, None, 1.0, True)
+    y, h, c, *_, gates, cells, moments = fused.forward(inputs, True)
     rows = torch.tensor([1e-12, 1.0, 1e12], dtype=F64)[:, None]
-    grads = [torch.randn_like(t) * rows for t in (y, h, c)]
-    needs = True, False, False, False, False, True, True
-    got = fused.backward(*grads, y, *kept, *inputs, None, 1.0, needs)
-    want = op._gradients(*grads, *inputs, None, 1.0, needs)
+    grads = [*(torch.randn_like(t) * rows for t in (y, h, c)), None, None, None]
+    needs = [i in (0, 5, 6) for i in range(op.TENSORS)]
+    got = fused.backward(grads, (y, gates, cells, moments), inputs, needs)
+    want = op._gradients(grads, inputs, needs)
     for found, sought in zip(got, want, strict=True):
         if sought.numel():
             assert_same(found / rows, sought / rows, "TF32")
 
 
+def test_rounded_and_packed(machine, monkeypatch):
+    """A gradient that waits for its row's end has the scale it needs there, beside any others."""
+    monkeypatch.setattr(emulator, "ROUND", True)
+    lengths = (12, 9, 8, 3, 1)
+    more = extrapolated(5)
+    inputs = draw((40, 5, 12, 2), lengths=lengths, **more)
+    y, h, c, z, _, _, *kept = fused.forward(inputs, True)
+    rows = torch.tensor([1e-12, 1e12, 1e-9, 1e9, 1.0], dtype=F64)[:, None]
+    needs = [i in (5, 6, 7) for i in range(op.TENSORS)]
+    for given in ((1,), (2,), (3,), (1, 2, 3)):
+        grads = [torch.randn_like(t) * rows if i in given else None for i, t in enumerate((y, h, c, z))]
+        got = fused.backward([*grads, None, None], (y, *kept), inputs, needs)
+        want = op._gradients([*grads, None, None], inputs, needs)
+        for found, sought in zip(got, want, strict=True):
+            if sought.numel():
+                for b in range(5):
+                    size = sought[:, b].norm()
+                    assert (found - sought)[:, b].norm() <= 2e-3 * size, (given, b)
+
+
 def test_gradients_that_grow(machine, monkeypatch):
     """A layer at rest, whose forward pass is exact: a gradient of its end alone grows fast, and has room."""
     monkeypatch.setattr(emulator, "ROUND", True)
-    x, w_ih, w_hh, _, _, h0, c0 = draw((40, 3, 20, 2))
-    inputs = 0 * x, w_ih, 30 * w_hh, None, None, 0 * h0, 0 * c0
-    y, h, c, *kept = fused.forward(*inputs, None, 1.0, True)
-    grads = None, torch.randn_like(h), torch.randn_like(c)
-    needs = True, False, False, False, False, True, True
-    got = fused.backward(*grads, y, *kept, *inputs, None, 1.0, needs)
-    want = op._gradients(*grads, *inputs, None, 1.0, needs)
+    drawn = draw((40, 3, 20, 2))
+    inputs = drawn._replace(
+        x=0 * drawn.x, w_hh=30 * drawn.w_hh, b_ih=None, b_hh=None, h0=0 * drawn.h0, c0=0 * drawn.c0
+    )
+    y, h, c, *_, gates, cells, moments = fused.forward(inputs, True)
+    grads = None, torch.randn_like(h), torch.randn_like(c), None, None, None
+    needs = [i in (0, 5, 6) for i in range(op.TENSORS)]
+    got = fused.backward(grads, (y, gates, cells, moments), inputs, needs)
+    want = op._gradients(grads, inputs, needs)
     assert want[5].norm() > 2.0**20 * grads[1].norm()
     for i in (0, 5, 6):
         assert (got[i] - want[i]).norm() < 2e-3 * want[i].norm()
@@ -298,7 +689,7 @@ def test_scales(machine, size, given):
     """Of each row and step: by the largest of two or three steps before, and of dy from then on."""
     H, B, T, _ = size
     inputs = draw(size)
-    y, h, c, *kept = fused.forward(*inputs, None, 1.0, True)
+    y, h, c, *_, gates, cells, moments = fused.forward(inputs, True)
     # Gradients of all sizes.
     by_row, by_step = (normal(*shape, scale=n).exp2() for shape, n in (((B, 1), 10.0), ((T, 1, 1), 5.0)))
     grads = [
@@ -307,12 +698,12 @@ def test_scales(machine, size, given):
         torch.randn_like(c) * by_row,
     ]
     grads = [g if there else None for g, there in zip(grads, given, strict=True)]
-    fused.backward(*grads, y, *kept, *inputs, None, 1.0, (True,) * 7)
+    fused.backward([*grads, None, None, None], (y, gates, cells, moments), inputs, (True,) * op.TENSORS)
     (launch,) = machine.launched("lstm_backward")
     got = launch["scales"].data.reshape(T, B)
     assert launch["largest"].data[0, 0] == got.max()
 
-    gates, _, cs = op._run(*inputs, None, 1.0)
+    gates, cs = states(inputs)
     dy, dh, dc = (torch.zeros(B, H, dtype=F64) if g is None else g[0] for g in grads)
     dy = torch.zeros(T, B, H, dtype=F64) if grads[0] is None else dy
     shown, seen = (dh, dc), []
@@ -321,14 +712,27 @@ def test_scales(machine, size, given):
         coming = [dy[T - 1 - (n if n < T else n - 8)] for n in range(s, s + 4) if n < T or n >= 8]
         largest = torch.stack([*shown, *coming]).abs().amax((0, 2))
         seen.append(torch.where(largest > 0, largest.frexp().exponent - 1, -110))
-        i, f, g, o = (gate[0] for gate in gates[T - 1 - s])
-        c, before = cs[T - s][0].tanh(), cs[T - 1 - s][0]
+        i, f, g, o = gates[T - 1 - s]
+        c, before = cs[T - s].tanh(), cs[T - 1 - s]
         dh = dh + dy[T - 1 - s]
         dc = dc + dh * o * (1 - c * c)
         dz = dc * g * i * (1 - i), dc * before * f * (1 - f), dc * i * (1 - g * g), dh * c * o * (1 - o)
-        shown, dh, dc = (dh, dc), torch.cat(dz, -1) @ inputs[2][0], dc * f
+        shown, dh, dc = (dh, dc), torch.cat(dz, -1) @ inputs.w_hh[0], dc * f
     for s in range(T):
         assert np.log2(got[T - 1 - s]).tolist() == seen[max(0, s // 2 * 2 - 2)].tolist()
+
+
+def states(inputs):
+    """Gates and c of all steps of a plain layer, of one replica."""
+    x, w_ih, w_hh, b_ih, b_hh, h, c = (t[0] for t in inputs[:7])
+    gates, cs = [], [c]
+    for x_t in x:
+        i, f, g, o = (x_t @ w_ih.mT + b_ih + h @ w_hh.mT + b_hh).chunk(4, -1)
+        gates.append((i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()))
+        i, f, g, o = gates[-1]
+        cs.append(f * cs[-1] + i * g)
+        h = o * cs[-1].tanh()
+    return gates, cs
 
 
 # ---- what must fail
@@ -344,7 +748,7 @@ MUTANTS = {
     "inputs too early": ("me.wait_for_copies(k.AHEAD - 2)", "me.wait_for_copies(k.AHEAD - 1)"),
     "rows of a lane": ("tile * 8 + 2 * q", "tile * 8 + q"),
     "one buffer of slots": ("buffer * SLOTS", "0 * SLOTS"),
-    "one buffer of dz": ("buffer * GATHERED", "0 * GATHERED"),
+    "one buffer of dz": ("to + buffer * BUFFER", "to + 0 * BUFFER"),
     "one place of maxima": ("turn = s // 2 % 2", "turn = 0"),
     "maxima of this step": ("sent_in(turn ^ 1, unset=s == 0)", "sent_in(turn, unset=s == 0)"),
     "parts to the wrong CTA": ("there = (rank + i + 1) % CTAS", "there = (rank + i) % CTAS"),
@@ -354,44 +758,146 @@ MUTANTS = {
         "me.expect(received + other * (buffer ^ 1)",
         "me.expect(received + other * buffer",
     ),
-    "dz read without waiting": ("scaled[j])\n        yield from me.syncthreads()", "scaled[j])"),
-    "rows of dz": ("j * ROW * 2, scaled", "j * (ROW - 4) * 2, scaled"),
+    "dz read without waiting": ("scaled_low[n])\n        yield from me.syncthreads()", "scaled_low[n])"),
+    "rows of dz": ("n * ROW * 2, scaled", "n * (ROW - 4) * 2, scaled"),
     "dy too late": ("fetch_dy(s + 3)", "fetch_dy(s + 4)"),
-    "cells of the wrong step": ("(replica * (T + 1) + last)", "(replica * (T + 1) + last - 1)"),
+    "cells of the wrong step": ("start + tile + end) * warps", "start + tile + end - 1) * warps"),
     "parts of A": ("2 * m + part % 2", "2 * m + part // 2"),
     "gates of a CTA": ("column % 4, rank * 32 + column // 4", "column // 32, rank * 32 + column % 32"),
     "columns of the input": ("s * 16 + n // 2 * 2 + n % 2 * 8", "s * 16 + n * 2"),
-    "h of the wrong step": ("((r * T + t - 1) * B + b) * H", "((r * T + t) * B + b) * H"),
+    "h of the wrong step": ("every.of(t - 1, later)", "every.of(t, later)"),
     "gates not woven": ("gate_unit % H * 4 + gate_unit // H", "gate_unit"),
-    "decay of the wrong step": ("(start + backwards) * B + b", "start * B + b"),
+    "decay of the wrong step": ("other = t + backwards", "other = t"),
 }
+# The same for a layer that is fine, packed and extrapolated, in chunks of time, as the kernels round.
+OTHERS = {
+    "rows stored beyond their end": ("mine[1] & (t < ends[1])", "mine[1]"),
+    "all rows end with the tile": ("mine[n] & (t + 1 == ends[n])", "mine[n] & (t + 1 == steps)"),
+    "input of another tile": ("+ start) * EXTRA * 32", "+ tile) * EXTRA * 32"),
+    "kept gates of another tile": ("(replica * total + start) * warps", "(replica * total + tile) * warps"),
+    "no more cells than gates": ("start + tile + end) * warps", "start + end) * warps"),
+    "low parts of h for h": ("after * BUFFER + part * HIDDEN", "after * BUFFER + (1 - part) * HIDDEN"),
+    "low parts of h not read": ("now * BUFFER + HIDDEN + s * 2", "now * BUFFER + s * 2"),
+    "U_low of another slice": ("(2 * s + np.arange(4)[:, None]) * 512", "np.arange(4)[:, None] // 2 * 512"),
+    "low sums too large": ("z_low[FINE, m, :, e]) / k.LOW", "z_low[FINE, m, :, e])"),
+    "one low sum": ("z_low[0, m, :, e] + z_low[FINE, m, :, e]", "z_low[0, m, :, e]"),
+    "extrapolated z kept": ("old[n, gate] = one", "old[n, gate] = sums[gate]"),
+    "j that never restarts": ("np.where(j[n] + 1 == every, 0, j[n] + 1)", "j[n] + 1"),
+    "j that restarts once": ("np.where(j[n] == 0, every - 1, j[n] - 1)", "np.maximum(j[n] - 1, 0)"),
+    "j of the longest": ("(first_j + end - 1) % every", "(first_j + T - 1) % every"),
+    "z of another row": ("z0.load((n * 4 + gate) * H", "z0.load(gate * H"),
+    "pending with a scale": ("-ahead / scale[n] * dg", "-ahead * dg"),
+    "joined a step late": ("now = s == joins[n]", "now = s == joins[n] + 1"),
+    "joins as of all steps": ("end - np.minimum(ends[n], last)", "end - ends[n]"),
+    "gradients of those to come lost": ("leave_late(n, late)", "leave(n, part[n], dc[n], pending[n], late)"),
+    "stored before they join": ("now = (s >= joins[n]) | (not PACKED)", "now = np.full(32, True)"),
+    "dy before its row joins": ("(s < steps) & (s >= joins[n])", "(s < steps)"),
+    "rows of all chunks": ("row - rows_before + rows_of(end - 1)", "row + rows_of(end - 1)"),
+    "each step has as many rows": ("if PACKED else B\n", "if False else B\n"),
+    "low dz for dz": ("BUFFER + GATHERED + n * ROW * 2, scaled_low", "BUFFER + n * ROW * 2, scaled_low"),
+    "low dz not read": ("buffer * BUFFER + GATHERED + n // 2 * 64", "buffer * BUFFER + n // 2 * 64"),
+    "transposed U_low of another slice": (
+        "(np.arange(TILES)[:, None] * SLICES + n) * 512",
+        "(np.arange(TILES)[:, None] * SLICES + n // 2) * 512",
+    ),
+    "low dz not stored": ("to_low.store(n * H, scaled_low[n]", "to_low.store(n * H, scaled[n]"),
+    "gates of one row": ("own_gates + (s % AHEAD * PARTS + i) * 16", "own_gates + (s % AHEAD * PARTS) * 16"),
+    "step of a row": ("self.begins.load(middle, on) <= row", "self.begins.load(middle, on) < row"),
+    "filter to the longest's end": ("end = np.minimum(begin + length, steps)", "end = begin + length"),
+    "filter from the longest's end": ("steps - 1 - begin", "T - 1 - begin"),
+    "input for another tile": ("starts[tile] if starts else tile * T", "tile"),
+    "low operand beside the next": ("packed.store(eights, halves", "packed.store(0, halves"),
+    "parts of x by those of W": ('codes("w", self.fine)', 'codes("x", self.fine)'),
+    "W_low not woven": ("halves(half_rest(w / power))", "halves(0 * w)"),
+}
+# The same for a momentum in gate space.
+MOMENTS = {
+    "factors of gates": ("1.0 if plain else factor", "factor"),
+    "b_hh of a momentum": ("(k.MOMENT or not EXTRA) and bias", "not EXTRA and bias"),
+    "decay of the first steps": ("fades = fades_of(1)", "pass"),
+    "decay of the step before": ("fades = fades_of(t + 2)", "fades = fades_of(t + 1)"),
+    "inputs of the next step too early": (
+        "me.wait_for_copies(k.AHEAD - 3)",
+        "me.wait_for_copies(k.AHEAD - 2)",
+    ),
+    "input of the step before": ("receive(t + 1, coming_z)", "receive(t, coming_z)"),
+    "inputs that add up": ("coming_z[:] = 0", "pass"),
+    "half of the elements": ("8 * (s // 2 + 1) // CTAS", "4 * (s // 2 + 1) // CTAS"),
+    "moments of another row": ("* states + n * H) * moments", "* states + n) * moments"),
+    "moments of the first segment": ("t // k.SPACING * states", "0 * states"),
+    "moments after the step": ("keep_moments(t + 1)", "keep_moments(t)"),
+    "v0 of another row": ("(replica * each_v * B + row + n) * 4", "(replica * each_v * B + row) * 4"),
+    "the last v of the tile": ("mine[n] & (t == ends[n])", "mine[n] & (t == steps)"),
+    "gates in another order": (
+        "a = z[gate // 2, :, gate % 2 * 2 + n]",
+        "a = z[gate % 2, :, gate // 2 * 2 + n]",
+    ),
+}
+
+
+def changed(old, new):
+    """The emulator, changed."""
+    text = Path(emulator.__file__).read_text()
+    assert old in text
+    module = ModuleType("changed")
+    module.__file__ = emulator.__file__
+    exec(text.replace(old, new), vars(module))
+    return module
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_mutants_are_caught(machine, monkeypatch, mutant):
-    text, (old, new) = Path(emulator.__file__).read_text(), MUTANTS[mutant]
-    assert old in text
-    changed = ModuleType("changed")
-    changed.__file__ = emulator.__file__
-    exec(text.replace(old, new), vars(changed))
-    monkeypatch.setattr(fused, "_kernel", changed.Machine().kernel)
+    monkeypatch.setattr(fused, "_kernel", changed(*MUTANTS[mutant]).Machine().kernel)
     with pytest.raises(AssertionError):
-        run(draw((70, 3, 6, 2)), decays(6, 3), 0.7)
+        run(draw((70, 3, 6, 2), decay=decays(6, 3), step=0.7))
+
+
+@pytest.mark.parametrize("mutant", [None, *OTHERS])
+def test_other_mutants_are_caught(machine, monkeypatch, mutant):
+    module = changed(*OTHERS[mutant]) if mutant else changed("", "")
+    module.ROUND = True
+    monkeypatch.setattr(fused, "_kernel", module.Machine().kernel)
+    monkeypatch.setattr(fused, "CHUNK", 1)
+    monkeypatch.setattr(fused, "CHUNKS", 3)
+    lengths = 6, 5, 5, 3, 3, 1, 1, 1, 1
+    T, B = 6, len(lengths)
+    more = extrapolated(B) | {"decay": decays(T, B), "step": 0.7}
+    inputs = draw((9, B, T, 2), lengths=lengths, fine=True, **more)
+    with pytest.raises(AssertionError) if mutant else nullcontext():
+        run(inputs, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("mutant", [None, *MOMENTS])
+def test_mutants_of_moments_are_caught(machine, monkeypatch, mutant):
+    module = changed(*MOMENTS[mutant]) if mutant else changed("", "")
+    monkeypatch.setattr(fused, "_kernel", module.Machine().kernel)
+    inputs = gate_space("decay-v0-n0-beta", (5, 3, 19, 2), lengths=(19, 18, 4))
+    with pytest.raises(AssertionError) if mutant else nullcontext():
+        run(inputs)
 
 
 # ---- sizes that two files must agree on
 
 
+@pytest.mark.parametrize("fine", [0, 1])
 @pytest.mark.parametrize("ctas", range(1, 9))
-def test_constants(ctas):
-    forward = emulator.constants("lstm_forward", CTAS=ctas, EXTRA=0, KEEP=1)
-    backward = emulator.constants("lstm_backward", CTAS=ctas)
+def test_constants(ctas, fine):
+    flags = {"CTAS": ctas, "FINE": fine, "PACKED": 0, "EXTRAPOLATED": 0}
+    forward = emulator.constants("lstm_forward", **further("lstm_forward", 0), **flags)
+    backward = emulator.constants("lstm_backward", **flags)
+    drive = emulator.constants("drive", FEATURES=1, MOMENT=2)
     assert fused.INPUTS == backward.INPUTS
+    # What is on its way fits: gates and cells of some steps, dy of eight.
+    assert backward.AHEAD * backward.PARTS * 20 + 8 * 8 <= backward.INPUTS
     assert fused.WARPS == forward.WARPS == backward.WARPS
     assert forward.UNITS == backward.UNITS == fused.WARPS * fused.TILE
     assert fused.ctas(forward.WIDTH) == ctas
     assert fused.WIDEST == 8 * forward.UNITS
-    # All of it, static and dynamic, on a multiprocessor of 227 KB for three CTAs.
-    static = emulator.arrays("lstm_backward", backward)
-    static["barriers"] *= 8
-    assert 3 * (sum(static.values()) + 1024 + fused.INPUTS * backward.THREADS) <= 227 << 10
+    assert fused.SPACING == forward.SPACING == drive.SPACING
+    assert forward.LOW == backward.LOW == 1 / fused.LOW
+    # All of it, static and dynamic, on a multiprocessor of 227 KB: of three CTAs, or of two that are fine.
+    for file, k in (("lstm_forward", forward), ("lstm_backward", backward)):
+        static = emulator.arrays(file, k)
+        static["barriers"] *= 8
+        taken = shared_of_both(file, further("lstm_forward", 0) | flags, sum(static.values()))
+        assert (2 if fine else 3) * taken <= 227 << 10

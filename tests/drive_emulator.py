@@ -1,0 +1,188 @@
+"""The kernel of drive.cu in numpy, for all threads of a replica at once; emulator.py launches it.
+
+Of what a thread has, threads are the first axis and its channels the next one.
+"""
+
+import numpy as np
+from emulator import bfloats, low_part
+
+
+class Owned:
+    """A row and the channels of each thread; threads without a row are not there."""
+
+    def __init__(self, blocks, k, B, H):
+        i = np.arange(blocks * k.THREADS)
+        each = 4 // k.CHANNELS * H
+        i = i[i // each < B]
+        self.b, self.j, self.H = i // each, i % each * k.CHANNELS, H
+        self.c = np.arange(k.CHANNELS)
+
+    def some(self, there):
+        self.b, self.j = self.b[there], self.j[there]
+        return self
+
+    @property
+    def place(self):
+        j = self.j[:, None]
+        return (j % 4 + self.c) * self.H + j // 4
+
+
+class Channel:
+    """The numbers of a thread's channels."""
+
+    def __init__(self, k, r, place, width, w_ih, b_ih, decay, mu, gain, decays, each_w, each_bias, each_mu,
+                 each_gain, step):  # fmt: skip
+        assert bool(decay) == k.TABLE != bool(mu), "a table has decays, else channels have"
+        assert bool(w_ih) == (k.FEATURES > 0), "weights are there for features"
+        self.k, self.decay, self.decays = k, decay, decays
+        if k.FEATURES:
+            at = (r * each_w * width + place) * k.FEATURES
+            self.w = np.stack([w_ih[at + f] for f in range(k.FEATURES)], -1)
+        self.bias = b_ih[r * each_bias * width + place] if b_ih else np.zeros(place.shape)
+        self.gain = gain[r * each_gain * width + place] if gain else np.full(place.shape, step)
+        self.mu = np.zeros(place.shape) if k.TABLE else mu[r * each_mu * width + place]
+
+    def project(self, x):
+        """x: threads by WIDTH."""
+        return (x if self.k.FEATURES == 0 else (self.w * x[:, None]).sum(-1)) + self.bias
+
+    def fade(self, t, b, there):
+        """The decay of a step, of which channels have none of their own."""
+        if not self.k.TABLE:
+            return np.zeros(b.shape)
+        return self.decay.load(t * self.decays + b if self.decays > 1 else t + 0 * b, there)
+
+    def of(self, fade):
+        return fade[:, None] if self.k.TABLE else self.mu
+
+
+def second_moment(n, beta, rest, a):
+    return beta * n + rest * a * a
+
+
+def inverse_root(x):
+    return 1 / np.sqrt(x)
+
+
+def reader(k, own, x, begins, r, each_x, N, B, width):
+    """The row of a step, and what a thread reads of it: threads by WIDTH."""
+    stride = k.FEATURES or width
+    x += r * each_x * N * stride + (0 if k.FEATURES else own.j)
+
+    def row(t):
+        return (begins[t] if k.PACKED else t * B) + own.b
+
+    def read(t, there):
+        return np.stack([x.load(row(t) * stride + f, there) for f in range(k.WIDTH)], -1)
+
+    return row, read
+
+
+def choose(there, x, y):
+    """Of threads that are there x, of the others y, whatever channels they have."""
+    return np.where(there.reshape(-1, *[1] * (np.ndim(x) - 1)), x, y)
+
+
+@np.errstate(all="ignore")  # inf and nan are results
+def drive_backward(
+    blocks, r, k, x, w_ih, b_ih, decay, mu, gain, kept, begins, lengths, dz, dz_low, scales, dv, dn, sums, da,
+    first, last, room, T, B, H, N, decays, each_x, each_w, each_bias, each_mu, each_gain, step, beta, rest,
+    eps,
+):  # fmt: skip
+    assert first % k.SPACING == 0, "a chunk begins where moments were kept"
+    assert bool(dz_low) == k.FINE, "dz_low is there if it is fine"
+    assert bool(da) == k.PASSED, "da is there if it is passed"
+    own, width = Owned(blocks, k, B, H), 4 * H
+    end = np.minimum(lengths[own.b] if k.PACKED else np.full(len(own.b), T), last)
+    own, end = own.some(end > first), end[end > first]
+    if len(end) == 0:
+        return
+    b, place, shape = own.b, own.place, own.place.shape
+    for pointer in (dz, dz_low, da):
+        assert not pointer or pointer.memory.start % k.CHANNELS == 0, "read and written as one word"
+    channels = Channel(k, r, place, width, w_ih, b_ih, decay, mu, gain, decays, each_w, each_bias, each_mu,
+                       each_gain, step)  # fmt: skip
+    states, state = B * width, b[:, None] * width + place
+    row, read = reader(k, own, x, begins, r, each_x, N, B, width)
+    kept += (r * -(-T // k.SPACING) * states + b * width + own.j // 4 * 4) * (1 + k.SECOND) + own.j % 4
+    before_here = r * room - (begins[first] if k.PACKED else first * B)
+
+    to_v, to_n = dv[r * states + state], np.zeros(shape)
+    if k.SECOND:
+        to_n = -2 * dn[r * states + state]
+    dw, db, dmu, dgain = np.zeros((*shape, k.FEATURES)), *np.zeros((3, *shape))
+
+    def back(s, steps):
+        """The steps from s on, of each thread so many, or none."""
+        nonlocal to_v, to_n, dw, db, dmu, dgain
+        # Nothing of the steps after these is there any more.
+        held, fades, columns = [None] * k.SPACING, [None] * k.SPACING, np.full((k.SPACING, *shape), np.nan)
+        by_v, by_n, before = np.full((3, k.SPACING, *shape), np.nan)
+        from_, any_ = kept + s // k.SPACING * states * (1 + k.SECOND), steps > 0
+        v = np.stack([from_.load(c, any_) for c in own.c], -1)
+        n = np.stack([from_.load(4 + c, any_) for c in own.c], -1) if k.SECOND else np.zeros(shape)
+        every = [(m, m < steps, np.where(m < steps, s + m, 0)) for m in range(k.SPACING)]
+
+        def a_of(m):
+            return channels.project(held[m]) if k.HELD else columns[m]
+
+        for m, now, t in every:
+            here = before_here + row(t)
+            at, scale = (here * width + own.j)[:, None] + own.c, scales.load(here, now)[:, None]
+            by_v[m] = dz.load(at, now[:, None]) * scale
+            if k.FINE:
+                by_v[m] += dz_low.load(at, now[:, None]) / 2048 * scale
+            fades[m] = channels.fade(t, b, now)
+            if k.HELD:
+                held[m] = read(t, now)
+            else:
+                columns[m] = choose(now, channels.project(read(t, now)), np.nan)
+        for m, now, _ in every:
+            a = a_of(m)
+            if k.LEARNED:
+                before[m] = v
+            v = choose(now, channels.of(fades[m]) * v + channels.gain * a, v)
+            if k.SECOND:
+                n = choose(now, second_moment(n, beta, rest, a), n)
+                over = inverse_root(n + eps * eps if k.MOMENT == 2 else n)
+                factor = over if k.MOMENT == 2 else 1 / (np.sqrt(n) + eps)
+                by_v[m] *= factor
+                by_n[m] = by_v[m] * (v * factor) * over
+        for m, now, t in reversed(every):
+            a = a_of(m)
+            to_v = choose(now, to_v + by_v[m], to_v)
+            if k.LEARNED:
+                dmu = choose(now, dmu + to_v * before[m], dmu)
+                dgain = choose(now, dgain + to_v * a, dgain)
+            to_a = channels.gain * to_v
+            to_v = choose(now, to_v * channels.of(fades[m]), to_v)
+            if k.SECOND:
+                to_n = choose(now, to_n + by_n[m], to_n)
+                to_a = to_a - rest * a * to_n
+                to_n = choose(now, to_n * beta, to_n)
+            db = choose(now, db + to_a, db)
+            if k.HELD:
+                dw = choose(now, dw + to_a[..., None] * held[m][:, None, : k.FEATURES], dw)
+            else:
+                columns[m] = choose(now, to_a, np.nan)
+            if k.PASSED:
+                to = da + (((before_here + row(t)) * width + own.j)[:, None] + own.c)
+                for part in range(2 + k.FINE):
+                    to.store(part * k.replicas * room * width, bfloats(to_a)[..., 0], now[:, None])
+                    to_a = low_part(to_a)
+        for m, now, t in [] if k.HELD else every:
+            dw = choose(now, dw + columns[m][..., None] * read(t, now)[:, None], dw)
+
+    s = (end - 1) // k.SPACING * k.SPACING
+    part = end % k.SPACING
+    back(s, part)
+    s = np.where(part, s - k.SPACING, s)
+    while (s >= first).any():
+        back(np.maximum(s, first), np.where(s >= first, k.SPACING, 0))
+        s = s - k.SPACING
+    dv.store(r * states + state, to_v)
+    if k.SECOND:
+        dn.store(r * states + state, -0.5 * to_n)
+    to = sums + (r * states + b[:, None] * width + own.j[:, None] + own.c) * k.SUMS
+    for f, one in enumerate([*np.moveaxis(dw, -1, 0), db, *([dmu, dgain] if k.LEARNED else [])]):
+        to.store(f, to[f] + one)
