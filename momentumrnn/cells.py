@@ -128,8 +128,8 @@ class ExtrapolatedLSTM(Cell):
     on h, so it is a cell with more state, `(h, c, y, j)`, (B, H), (B, H), (B, 4H) and (B, 1), and not a
     momentum. For the paper's equations use `LSTM(momentum=ScheduledRestart(...))`.
 
-    every: from 1 to 256, since j is counted in the dtype of the layer. j is a count, from 0 to every - 1, and
-    has no gradient on every backend.
+    every: from 1 to 256, since j is counted in the dtype of the layer. j is a count from 0 to every - 1; some
+    backends have a gradient for it, some none.
 
     >>> import torch
     >>> from momentumrnn import Recurrent

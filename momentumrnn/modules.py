@@ -104,12 +104,17 @@ class _Module(nn.Module):
     @momentum.setter
     def momentum(self, momentum: Momentum | None) -> None:
         _check_kinds(self.cell, momentum)
-        tensors, rows = learned(momentum), self.cell.gates * self.hidden_size
+        tensors, gates, rows = learned(momentum), self.cell.gates, self.cell.gates * self.hidden_size
         for name, tensor in tensors.items():
-            if tensor.dim() > 1 or tensor.numel() == 0 or rows % tensor.numel():
+            if tensor.dim() > 1 or tensor.numel() not in (1, gates, rows):
                 raise ValueError(
-                    f"momentum: {name} should have shape (), (1,) or (n,), n dividing the layer's {rows} "
-                    f"gate rows, got {tuple(tensor.shape)}"
+                    f"momentum: {name} should have 1 entry, {gates} (for each gate) or {rows} (for each gate "
+                    f"row, in torch's order), got shape {tuple(tensor.shape)}"
+                )
+            if tensor.requires_grad and not tensor.is_leaf:
+                raise ValueError(
+                    f"momentum: {name} should be a tensor or Parameter of its own, got one computed from "
+                    f"others; to constrain it, parametrise the layer's momentum_{name}"
                 )
         for name in map("momentum_{}".format, RATES):
             if is_parametrized(self, name):

@@ -43,9 +43,8 @@ class Momentum(ABC):
     it divides by a second moment.
 
     The fields `mu` and `step` may be floating-point tensors, such as an `nn.Parameter`, so that they can be
-    learned: of shape () or (1,), one for all gate rows, or (n,), n dividing the G gate rows, entry i for
-    the rows from i G/n to (i + 1) G/n: for each gate of an LSTM with n = 4, for each row with n = G. Their
-    values are not checked, since training moves them.
+    learned: of one entry for all gate rows, of one for each gate, n = 4 for an LSTM, or of one for each of
+    the G gate rows. Their values are not checked, since training moves them.
 
     >>> @dataclass(frozen=True)
     ... class Warmup(Momentum):

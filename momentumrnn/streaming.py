@@ -48,7 +48,8 @@ class Stream:
 
     def __init__(self, layer: Recurrent, batch_size: int | None = None, state: State | None = None) -> None:
         if not isinstance(layer, Recurrent):
-            raise TypeError(f"layer should be a layer such as LSTM or Recurrent, got {type(layer).__name__}")
+            kind = f"{type(layer).__module__}.{type(layer).__qualname__}"
+            raise TypeError(f"layer should be one of momentumrnn, such as momentumrnn.LSTM, got {kind}")
         if layer.bidirectional:
             raise ValueError(
                 "layer should have bidirectional=False, got True: its reverse direction begins at the end"
@@ -277,7 +278,7 @@ class _Kernels(_OnGPU):
         ]
         self._steps = step.Steps(weights, drive, h, c, state.v, state.n, state.k)
         super().__init__(h.device, self._steps.tensors())
-        self._like = torch.empty(*rows, h.shape[-1], device=h.device)
+        self._like = h.new_empty(*rows, h.shape[-1])
 
     def __call__(self, x: Tensor) -> Tensor:
         self._follow()

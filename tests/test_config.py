@@ -11,6 +11,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_spelling import ODD
@@ -319,3 +320,9 @@ def test_a_config_is_frozen_and_hashable():
     with pytest.raises(FrozenInstanceError):
         PLAIN.lr = 1.0
     assert len({PLAIN, replace(PLAIN), DTRIV}) == 2
+
+
+def test_no_tensors_for_rates():
+    """Two of them would have one spelling, and so one id; and seeds would share them."""
+    with pytest.raises(ValueError, match="numbers for mu and step in an experiment, not tensors, got 'mu'"):
+        configure(Adding(length=5), momentum=mr.HeavyBall(mu=torch.tensor(0.5)))

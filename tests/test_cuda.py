@@ -511,7 +511,7 @@ def test_weights_of_another_layer(served, features, size):
 RUNS = "cuda       runs: fused kernels, 16-bit operands, sums in float32"
 FINE = "cuda       runs: fused kernels, operands in two 16-bit parts, sums in float32"
 WIDE = "; W x of a wide input by a product of its own"
-GATES = "; the drive in gate space first"
+GATES = "; the momentum in gate space"
 
 
 @pytest.mark.parametrize(
@@ -526,7 +526,11 @@ GATES = "; the drive in gate space first"
         (mr.HeavyBall(), True, True, 7, FINE + WIDE),
         (None, True, True, 7, FINE),
         (mr.Adam(), True, False, 3, RUNS + GATES),
-        (mr.RMSProp(), True, True, 30, FINE + GATES),
+        (mr.RMSProp(), True, True, 30, FINE + WIDE + GATES),
+        (mr.Adam(), True, False, 15, RUNS + GATES),
+        (mr.Adam(), True, False, 16, RUNS + WIDE + GATES),
+        (Learned(torch.tensor(0.5, requires_grad=True)), True, False, 3, RUNS + "; the drive by torch first"),
+        (Learned(torch.tensor(0.5)), True, False, 3, RUNS),
         (mr.HeavyBall(mu=nn.Parameter(torch.tensor(0.5))), True, False, 3, RUNS + GATES),
         (mr.Nesterov(step=nn.Parameter(torch.ones(16))), True, False, 3, RUNS + GATES),
     ],
@@ -759,3 +763,14 @@ def test_packed_rows_are_not_captured(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(RuntimeError, match="packed sequences can't be captured in a CUDA graph"):
         fused_kernels._rows([2, 1], GPU)
+
+
+@pytest.mark.parametrize("size", [3, 7, 32])
+def test_rates_of_another_size(served, size):
+    """Set past the layer's own check: kernels would read beyond them."""
+    net = mr.LSTM(3, 4, momentum=mr.HeavyBall(mu=nn.Parameter(torch.ones(4))), backend="cuda")
+    net.momentum_mu = nn.Parameter(torch.ones(size))
+    with pytest.raises(
+        ValueError, match=rf"momentum_mu should have a size that divides the 16 .*\({size},\)"
+    ):
+        net(torch.zeros(5, 2, 3))

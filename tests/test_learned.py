@@ -349,7 +349,7 @@ def test_parametrised(kind, entries):
 def test_set_later():
     """The new momentum's tensors take the place of the old one's; one that does not fit changes nothing."""
     net, x = make("HeavyBall", "row"), leaf(5, 2, 3)
-    with pytest.raises(ValueError, match="16 gate rows"):
+    with pytest.raises(ValueError, match=r"16 \(for each gate row"):
         net.momentum = mr.HeavyBall(mu=nn.Parameter(torch.ones(3)))
     assert net.momentum_mu.shape == (16,)
     parametrize.register_parametrization(net, "momentum_mu", Sigmoid())
@@ -464,9 +464,11 @@ def test_a_decay_of_ones_own(cell, kind, per):
         (ValueError, ("step should be", "(0,)"), lambda: mr.RMSProp(step=torch.ones(0))),
         (ValueError, ("Warmup: mu", "(1, 1)"), lambda: Warmup(mu=torch.ones(1, 1))),
         (TypeError, ("beta should be a number", "(3,)"), lambda: mr.Adam(beta=torch.ones(3))),
-        (ValueError, ("mu", "(3,)", "16 gate rows"), lambda: make_with(torch.ones(3))),
-        (ValueError, ("mu", "(32,)", "16 gate rows"), lambda: make_with(torch.ones(32))),
-        (ValueError, ("step", "(5,)", "4 gate rows"), lambda: mr.NAGRNNCell(3, 4, s=torch.ones(5))),
+        (ValueError, ("mu", "(3,)", "4 (for each gate) or 16"), lambda: make_with(torch.ones(3))),
+        (ValueError, ("mu", "(2,)", "4 (for each gate) or 16"), lambda: make_with(torch.ones(2))),
+        (ValueError, ("mu", "(32,)", "1 entry, 4"), lambda: make_with(torch.ones(32))),
+        (ValueError, ("step", "(5,)", "1 entry, 1"), lambda: mr.NAGRNNCell(3, 4, s=torch.ones(5))),
+        (ValueError, ("mu", "of its own", "momentum_mu"), lambda: make_with(2 * nn.Parameter(torch.ones(4)))),
         (ValueError, ("Undeclared.decay", "(4, 1, 16)", "commutes = False"), lambda: called(Undeclared(16))),
         (ValueError, ("Ladder.decay", "(4, 1, 7)", "divides 16"), lambda: called(Ladder(7))),
         (ValueError, ("HeavyBall.decay", "(3,)", "divides 4"), lambda: mr.HeavyBall(torch.ones(3))(A)),

@@ -276,8 +276,8 @@ def test_it_says_how():
 @pytest.mark.parametrize(
     ("make", "kind", "message"),
     [
-        (lambda: mr.Stream(torch.nn.LSTM(3, 5)), TypeError, "layer should be a layer such as LSTM"),
-        (lambda: mr.Stream(mr.LSTMCell(3, 5)), TypeError, "got LSTMCell"),
+        (lambda: mr.Stream(torch.nn.LSTM(3, 5)), TypeError, "such as momentumrnn.LSTM, got torch.nn"),
+        (lambda: mr.Stream(mr.LSTMCell(3, 5)), TypeError, "LSTMCell"),
         (lambda: mr.Stream(mr.LSTM(3, 5, bidirectional=True)), ValueError, "bidirectional=False, got True"),
         (lambda: mr.Stream(mr.LSTM(3, 5), 0), ValueError, "batch_size should be at least 1, got 0"),
         (lambda: mr.Stream(mr.LSTM(3, 5), 2.0), TypeError, "batch_size should be an integer, got 2.0"),
@@ -488,6 +488,21 @@ def emulated(host, monkeypatch):
     monkeypatch.setattr(step, "current", lambda device: None)
     monkeypatch.setattr(streaming, "_choose", choose)
     return order
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_the_kernel_writes_what_it_computes_in(emulated, default):
+    """Whatever torch's default dtype is: y is float32, as what the kernel writes."""
+    net, slow = both("HeavyBall", 3, 5)
+    x, before = torch.randn(2, 3, dtype=torch.float32), torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        y = mr.Stream(net, batch_size=2)(x)
+    finally:
+        torch.set_default_dtype(before)
+    assert y.dtype == torch.float32
+    want, _ = slow(x.double().unsqueeze(0))
+    assert_same(y.double(), want[0], torch.float32)
 
 
 def both(momentum, D, H, **options):

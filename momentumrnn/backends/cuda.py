@@ -29,7 +29,7 @@ from ..packing import lengths, pack, pad, rectangular
 from .stack import Network, Result, exporting, stack
 
 # Those whose decays depend on nothing but their fields and k; a user's may read what it likes.
-_KNOWN = HeavyBall, Nesterov, ScheduledRestart
+_KNOWN = HeavyBall, Nesterov, ScheduledRestart, Adam, RMSProp
 _tables: dict[tuple[Momentum, int, torch.device, torch.dtype], Tensor] = {}
 
 
@@ -64,16 +64,23 @@ def supports(net: Network, sizes: Sequence[int]) -> str:
 
 def about(net: Network, sizes: Sequence[int]) -> str:
     m, fine = net.momentum, _fine(net.weights[0].ih.dtype)
-    products = "operands in two 16-bit parts" if fine else "16-bit operands"
-    more = m is not None
-    if m is not None and not (m.commutes and not learned(m)):
-        way = "; the drive in gate space first"
-    else:
-        wide = any(
-            not fused.further(w.ih.shape[1] + (more and w.b_ih is not None), fine) for w in net.weights
-        )
-        way = "; W x of a wide input by a product of its own" if wide else ""
-    return f"fused kernels, {products}, sums in float32{way}"
+    how = f"fused kernels, {'operands in two 16-bit parts' if fine else '16-bit operands'}, sums in float32"
+    if m is not None and not _as_inputs(m, net.weights[0].hh[:, 0]):
+        return f"{how}; the drive by torch first"
+    in_gates = m is not None and (not m.commutes or bool(learned(m)))
+    filtered = m is not None and not in_gates
+    if any(not fused.further(w.ih.shape[1] + (filtered and w.b_ih is not None), fine) for w in net.weights):
+        how += "; W x of a wide input by a product of its own"
+    return how + ("; the momentum in gate space" if in_gates else "")
+
+
+def _as_inputs(m: Momentum, like: Tensor) -> bool:
+    """Whether the operator can take the momentum, as far as its first decay tells."""
+    if type(m) in _KNOWN or ("mu" in learned(m) and type(m).decay in _CONSTANT):
+        return True
+    with torch.enable_grad():
+        decay = m.decays(count(None, 1, like.device), like)
+    return not decay.requires_grad and decay.shape[-1] == 1
 
 
 def run(
@@ -186,6 +193,12 @@ def _momentum(
     sign: a factor on the drive, which goes to v, the state's too, and not to n.
     """
     tensors, gates = learned(m), w.hh.shape[0]
+    for name, t in tensors.items():
+        # Set since the layer was made; kernels would read beyond it.
+        if t.numel() == 0 or gates % t.numel():
+            raise ValueError(
+                f"momentum_{name} should have a size that divides the {gates} gate rows, got {tuple(t.shape)}"
+            )
     # For each gate row, (1, 4H).
     of_rows = {
         name: t.to(x.dtype).reshape(-1).repeat_interleave(gates // t.numel()).unsqueeze(0)
@@ -206,8 +219,8 @@ def _momentum(
     if m.beta is not None:
         rates |= {"beta": float(m.beta), "eps": float(m.eps), "eps_in_sqrt": m.eps_in_sqrt}
     if moments is not None:
-        rates["v0"] = sign * moments.v.unsqueeze(0)
-        rates["n0"] = moments.n.unsqueeze(0) if m.beta is not None else None
+        rates["v0"] = sign * moments.v.to(x.dtype).unsqueeze(0)
+        rates["n0"] = moments.n.to(x.dtype).unsqueeze(0) if m.beta is not None else None
     return rates
 
 
@@ -235,7 +248,7 @@ def _constants(
     """The decay of each step, (T, 1) or (T, B), unless a gradient or vmap's axis may hang on it."""
     if type(m) in _KNOWN and moments is None and not learned(m):
         return _table(m, steps, x)
-    if torch._C._are_functorch_transforms_active() and type(m) not in (*_KNOWN, Adam, RMSProp):
+    if torch._C._are_functorch_transforms_active() and type(m) not in _KNOWN:
         return None
     k = count(moments and moments.k, steps, x.device)
     decay = m.decays(k, like)

@@ -57,6 +57,11 @@ def _width(features: int, fine: bool) -> int:
     return 6 * features + 3 if fine else 3 * features + 2
 
 
+def _eights(n: int) -> int:
+    """The next multiple of 8."""
+    return -(-n // 8) * 8
+
+
 class Sizes(NamedTuple):
     """Of a call: replicas, steps, rows of the first step and of all, units, input features without and with
     the filtered 1, steps of all tiles."""
@@ -157,9 +162,9 @@ def backward(
     if to_weights and i.w_ih is not None and not driven:
         v, x_tops = _filtered(run, i, size)
     columns = _padded(H + F + 1)
-    woven, power = (
-        _woven(run, i.w_ih, size, fine) if to_x and i.w_ih is not None and not driven else (None, None)
-    )
+    woven = power = None
+    if to_x and i.w_ih is not None and not driven:
+        woven, power = _woven(run, i.w_ih, size, fine)
     dx = i.x.new_empty(R, N, i.x.shape[2]) if to_x else i.x
     behind = _Behind(run, i, size, moments, (dv, dn), needs, room) if driven else None
     products, dxs, scales = [], [], []
@@ -238,7 +243,7 @@ class _Behind:
         needs: Sequence[bool],
         room: int,
     ) -> None:
-        R, _, B, N, H, D, _, _ = self.size = size
+        R, _, B, _, H, D, _, _ = self.size = size
         self.run, self.i, self.moments, self.room = run, i, moments, room
         self.features = D if D <= NARROW else 0
         self.parts = 3 if i.fine else 2
@@ -246,13 +251,12 @@ class _Behind:
         self.sums = i.x.new_zeros(R, B, H, 4, self.features + 3)
         self.source, self.left, self.right = i.x, None, None
         self.dw: list[Tensor] = []
-        width = -(-_width(D, i.fine) // 8) * 8
-        if needs[0] or not self.features:
-            self.right = _split_weights(run, i.w_ih, None, None, size, False, width, i.fine)
+        if needs[0]:
+            self.right = _split_weights(run, i.w_ih, None, None, size, False, i.fine)
         if not self.features:
-            self.left = i.x.new_empty(len(i.x), N, width, dtype=torch.bfloat16)
-            run.filter(i.x, None, size, 1.0, packed=self.left, width=width)
-            self.source = _projected(run, i._replace(b_hh=None, decay=None, step=1.0), size)
+            given = i._replace(b_hh=None, decay=None, step=1.0)
+            self.left = _columns(run, given, size)
+            self.source = _projected(run, given, size, self.left)
 
     def add(
         self, dz: Tensor, dz_low: Tensor | None, scale: Tensor, first: int, last: int, before: int, rows: int,
@@ -394,14 +398,18 @@ def _spread(run: "_Launcher", i: Inputs, size: Sizes, slices: int) -> Tensor:
     return extra
 
 
-def _projected(run: "_Launcher", i: Inputs, size: Sizes) -> Tensor:
-    """The drive of a wide input with all biases, (R, N, H, 4), by a product of its own."""
-    N, F = size.N, size.F
-    assert i.w_ih is not None
-    width = -(-_width(F, i.fine) // 8) * 8
-    left = torch.empty(len(i.x), N, width, dtype=torch.bfloat16, device=i.x.device)
+def _columns(run: "_Launcher", i: Inputs, size: Sizes) -> Tensor:
+    """A wide input in bfloat16 columns, (R or 1, N, width)."""
+    width = _eights(_width(size.F, i.fine))
+    left = torch.empty(len(i.x), size.N, width, dtype=torch.bfloat16, device=i.x.device)
     run.filter(i.x, i.decay, size, i.step, packed=left, width=width)
-    right = _split_weights(run, i.w_ih, i.b_ih, i.b_hh, size, i.decay is not None, width, i.fine)
+    return left
+
+
+def _projected(run: "_Launcher", i: Inputs, size: Sizes, left: Tensor | None = None) -> Tensor:
+    """The drive of a wide input with all biases, (R, N, H, 4), by a product of its own; left: its columns."""
+    left = _columns(run, i, size) if left is None else left
+    right = _split_weights(run, i.w_ih, i.b_ih, i.b_hh, size, i.decay is not None, i.fine)
     return _product(*_broadcast(left, right.mT))
 
 
@@ -412,11 +420,10 @@ def _split_weights(
     b_hh: Tensor | None,
     size: Sizes,
     driven: bool,
-    width: int,
     fine: bool,
 ) -> Tensor:
     """W and biases in bfloat16 columns, (R or 1, 4 H woven, width)."""
-    weights = [w_ih, b_ih, b_hh]
+    weights, width = [w_ih, b_ih, b_hh], _eights(_width(size.F, fine))
     each = [_each(t, size.R) for t in weights]
     replicas = size.R if any(each) else 1
     right = torch.empty(replicas, 4 * size.H, width, dtype=torch.bfloat16, device=run.device)
@@ -427,7 +434,7 @@ def _split_weights(
 
 def _woven(run: "_Launcher", w_ih: Tensor, size: Sizes, fine: bool) -> tuple[Tensor, Tensor]:
     """W in halves for dz W, over a power of two, and that power, (R, 1); columns are padded in memory."""
-    columns = -(-size.D // 8) * 8
+    columns = _eights(size.D)
     shape = len(w_ih), 4 * size.H, columns * (1 + fine)
     woven = torch.empty(shape, dtype=torch.float16, device=w_ih.device)
     largest = torch.linalg.vector_norm(w_ih, float("inf"), (1, 2))
@@ -553,7 +560,9 @@ def _rows(sizes: Sequence[int], device: torch.device) -> Rows:
     lengths = np.searchsorted(-falling, -np.arange(falling[0]), side="left")
     of_tiles = lengths[::TILE]
     starts = of_tiles.cumsum() - of_tiles
-    table = torch.from_numpy(np.concatenate([begins, lengths, starts]).astype(np.int32)).to(device)
+    table = torch.from_numpy(np.concatenate([begins, lengths, starts]).astype(np.int32))
+    if device.type == "cuda":
+        table = table.pin_memory().to(device, non_blocking=True)  # the CPU should not wait for the GPU
     return Rows(*torch.split_with_sizes(table, [len(begins), len(lengths), len(starts)]))
 
 
@@ -562,12 +571,9 @@ def check(device: int) -> None:
     _kernel("filter", device)
 
 
-Defines = tuple[tuple[str, int], ...]
-
-
 @functools.cache
 def _ready(
-    device: int, n: int, slices: int, moment: Defines, drives: tuple[Defines, ...], **kind: int
+    device: int, n: int, slices: int, moment: nvrtc.Defines, drives: tuple[nvrtc.Defines, ...], **kind: int
 ) -> None:
     """Loads all kernels of a layer, before each is needed: while a CUDA graph is captured none can be."""
     for keep in (False, True):

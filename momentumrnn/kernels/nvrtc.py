@@ -193,8 +193,9 @@ def _module(source: str, defines: Defines, device: int) -> tuple[int | None, int
     _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), number))
     major, minor = torch.cuda.get_device_capability(device)
     what = source, f"sm_{major}{minor}", dict(defines), version.value
+    code = cubin(*what)
     try:
-        _call(context.value, driver.cuModuleLoadData, ctypes.byref(module), cubin(*what))
+        _call(context.value, driver.cuModuleLoadData, ctypes.byref(module), code)
     except RuntimeError:
         # What the cache has is whole, and not what the driver takes: once more, without it.
         _call(context.value, driver.cuModuleLoadData, ctypes.byref(module), cubin(*what, anew=True))
