@@ -252,7 +252,7 @@ def bench(
     for mode in modes or [""]:
         _check("modes", mode, mode in MODES, f"one of {', '.join(MODES)}")
         _check("modes", mode, mode == "tf32" or dtype == "float32", f"tf32 for --dtype {dtype}")
-        _check("modes", mode, mode != "fp32" or place == "cuda", "another on a CPU, which has no TF32")
+        _check("modes", mode, mode != "fp32" or place == "cuda", "tf32 on a CPU: there it is float32 itself")
     _check("lengths", lengths, lengths in ("full", "uniform"), "full or uniform")
     # Without a momentum first, so that the others can be compared with it.
     momenta = sorted((parse(text) for text in momentum or [""]), key=lambda m: m is not None)
