@@ -29,7 +29,7 @@ from torch.nn.utils.rnn import PackedSequence
 from . import backends, cells, spelling
 from .constraints import orthogonal
 from .modules import GRU, LSTM, RNN, Recurrent
-from .momentum import Adam, HeavyBall, Momentum, Nesterov, RMSProp, ScheduledRestart
+from .momentum import MOMENTA, Momentum, Nesterov
 from .provenance import provenance
 
 
@@ -103,8 +103,6 @@ DTYPES = {
     "torch-fp16": torch.float16,
     "torch-padded": torch.float16,
 }
-
-MOMENTA = (HeavyBall, Nesterov, ScheduledRestart, Adam, RMSProp)
 
 # Largest allowed difference to float64, relative to the largest entry, of outputs and of gradients; beside it
 # the largest seen on the shapes above. Gradients leap where W x + b_ih (Adam, RMSProp) or

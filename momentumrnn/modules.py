@@ -104,13 +104,9 @@ class _Module(nn.Module):
     @momentum.setter
     def momentum(self, momentum: Momentum | None) -> None:
         _check_kinds(self.cell, momentum)
-        tensors, gates, rows = learned(momentum), self.cell.gates, self.cell.gates * self.hidden_size
+        tensors = learned(momentum)
+        self._check_rates(tensors)
         for name, tensor in tensors.items():
-            if tensor.dim() > 1 or tensor.numel() not in (1, gates, rows):
-                raise ValueError(
-                    f"momentum: {name} should have 1 entry, {gates} (for each gate) or {rows} (for each gate "
-                    f"row, in torch's order), got shape {tuple(tensor.shape)}"
-                )
             if tensor.requires_grad and not tensor.is_leaf:
                 raise ValueError(
                     f"momentum: {name} should be a tensor or Parameter of its own, got one computed from "
@@ -127,6 +123,15 @@ class _Module(nn.Module):
             else:
                 self.register_buffer(f"momentum_{name}", tensor)
         self._momentum = momentum
+
+    def _check_rates(self, tensors: dict[str, Tensor]) -> None:
+        gates, rows = self.cell.gates, self.cell.gates * self.hidden_size
+        for name, tensor in tensors.items():
+            if tensor.dim() > 1 or tensor.numel() not in (1, gates, rows):
+                raise ValueError(
+                    f"momentum: {name} should have 1 entry, {gates} (for each gate) or {rows} (for each gate "
+                    f"row, in torch's order), got shape {tuple(tensor.shape)}"
+                )
 
     def _bound(self, seen: dict[int, Tensor]) -> Momentum | None:
         """The momentum as it is now; seen: see `_weights`."""
@@ -225,7 +230,9 @@ class _Module(nn.Module):
         seen: dict[int, Tensor] = {}
         weights, factored = [self._weights(suffix, seen) for suffix in self._suffixes()], ""
         momentum = self._bound(seen)
-        for name, tensor in learned(momentum).items():
+        tensors = learned(momentum)
+        self._check_rates(tensors)  # they may have been set since: kernels would read beyond smaller ones
+        for name, tensor in tensors.items():
             if tensor.device != weights[0].ih.device:
                 raise RuntimeError(
                     f"momentum_{name} should be on {weights[0].ih.device}, got {tensor.device}; "

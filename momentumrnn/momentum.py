@@ -301,6 +301,10 @@ class RMSProp(Momentum):
         return 0.0
 
 
+# Ours: their decays depend on nothing but their fields and k, while a user's may read what it likes.
+MOMENTA = (HeavyBall, Nesterov, ScheduledRestart, Adam, RMSProp)
+
+
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The dtype moments are kept in: sums over time and eps² need more than 16 bits."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype

@@ -65,6 +65,11 @@ def pack(x: Tensor, sizes: Sequence[int]) -> Tensor:
     return x.flatten(0, 1).index_select(0, t * sizes[0] + b)
 
 
+def at_ends(x: Tensor, sizes: Sequence[int]) -> Tensor:
+    """(T, B, F) -> (B, F), each row at its own sequence's last step."""
+    return x[lengths(sizes, x.device) - 1, torch.arange(sizes[0], device=x.device)]
+
+
 def reverse(x: Tensor, sizes: Sequence[int]) -> Tensor:
     """Each sequence read from its own end to its start; its own inverse."""
     if rectangular(sizes):

@@ -14,11 +14,18 @@ from .backends import reference
 from .cells import LSTM
 from .kernels import step
 from .modules import Recurrent, State, _check_size, _check_tensor
-from .momentum import Adam, HeavyBall, Momentum, MomentumState, Nesterov, RMSProp, ScheduledRestart
+from .momentum import (
+    MOMENTA,
+    Adam,
+    HeavyBall,
+    Momentum,
+    MomentumState,
+    Nesterov,
+    ScheduledRestart,
+    spelt,
+)
 
 Advance = Callable[[Tensor, State], tuple[Tensor, State]]
-# Whose decays the kernel knows. Of others they are computed before each step.
-_KNOWN = HeavyBall, Adam, RMSProp, Nesterov, ScheduledRestart
 
 
 class Stream:
@@ -157,7 +164,7 @@ class Stream:
             expected = layer.cell.states
             raise ValueError(f"state should hold {expected} hidden tensors, got {len(state.hidden)}")
         rows = self._rows[0] if self._rows else None
-        hint = f"the layer has momentum={layer._momentum!r}, this Stream batch_size={rows}"
+        hint = f"the layer has momentum={spelt(layer._momentum)}, this Stream batch_size={rows}"
         for tensor, (name, (shape, dtype)) in zip(tensors, shapes.items(), strict=True):
             _check_tensor(f"state.{name}", tensor, shape, dtype, weight.device, hint)
         # Buffers made in inference mode could not be written to outside of it.
@@ -271,7 +278,7 @@ class _Kernels(_OnGPU):
         self, layer: Recurrent, state: State, rows: tuple[int, ...], drive: step.Drive | None
     ) -> None:
         (h, c), m = state.hidden, layer.momentum
-        self._given = m if m is not None and type(m) not in _KNOWN else None
+        self._given = m if m is not None and type(m) not in MOMENTA else None
         weights = [
             [None if t is None else t.detach() for t in layer._weights(suffix)[:4]]
             for suffix in layer._suffixes()
@@ -414,7 +421,7 @@ def _drive(m: Momentum, state: State) -> step.Drive | None:
         every = 0
     elif type(m) is ScheduledRestart:
         every = m.every
-    elif type(m) not in _KNOWN:
+    elif type(m) not in MOMENTA:
         with torch.no_grad():
             if m.decays(state.k, state.v[0]).shape != (len(state.k), 1):
                 return None

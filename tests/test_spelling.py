@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 import momentumrnn as mr
 from momentumrnn import cells, init
-from momentumrnn.experiments.config import CELLS, INITS, MOMENTA
+from momentumrnn.experiments.config import CELLS, INITS
 from momentumrnn.experiments.tasks import MNIST, PMNIST, TASKS, Adding, Copying
+from momentumrnn.momentum import MOMENTA
 from momentumrnn.spelling import nearest, parse
 
 for_all = settings(derandomize=True, deadline=None, max_examples=200, database=None)

@@ -13,23 +13,10 @@ from torch.nn.functional import linear
 from ..cells import LSTM, ExtrapolatedLSTM, Weights
 from ..kernels import fused, nvrtc, op
 from ..kernels.inputs import Inputs
-from ..momentum import (
-    Adam,
-    HeavyBall,
-    Momentum,
-    MomentumState,
-    Nesterov,
-    RMSProp,
-    ScheduledRestart,
-    count,
-    learned,
-    wide,
-)
-from ..packing import lengths, pack, pad, rectangular
+from ..momentum import MOMENTA, Adam, HeavyBall, Momentum, MomentumState, count, learned, wide
+from ..packing import at_ends, lengths, pack, pad, rectangular
 from .stack import Network, Result, exporting, stack
 
-# Those whose decays depend on nothing but their fields and k; a user's may read what it likes.
-_KNOWN = HeavyBall, Nesterov, ScheduledRestart, Adam, RMSProp
 _tables: dict[tuple[Momentum, int, torch.device, torch.dtype], Tensor] = {}
 
 
@@ -76,7 +63,7 @@ def about(net: Network, sizes: Sequence[int]) -> str:
 
 def _as_inputs(m: Momentum, like: Tensor) -> bool:
     """Whether the operator can take the momentum, as far as its first decay tells."""
-    if type(m) in _KNOWN or ("mu" in learned(m) and type(m).decay in _CONSTANT):
+    if type(m) in MOMENTA or ("mu" in learned(m) and type(m).decay in _CONSTANT):
         return True
     with torch.enable_grad():
         decay = m.decays(count(None, 1, like.device), like)
@@ -193,12 +180,6 @@ def _momentum(
     sign: a factor on the drive, which goes to v, the state's too, and not to n.
     """
     tensors, gates = learned(m), w.hh.shape[0]
-    for name, t in tensors.items():
-        # Set since the layer was made; kernels would read beyond it.
-        if t.numel() == 0 or gates % t.numel():
-            raise ValueError(
-                f"momentum_{name} should have a size that divides the {gates} gate rows, got {tuple(t.shape)}"
-            )
     # For each gate row, (1, 4H).
     of_rows = {
         name: t.to(x.dtype).reshape(-1).repeat_interleave(gates // t.numel()).unsqueeze(0)
@@ -231,8 +212,7 @@ def _by_torch(
     a = linear(x, w.ih, w.b_ih)
     even = rectangular(sizes)
     v, n = m.moments(a if even else pad(a, sizes), moments)
-    end = lengths(sizes, x.device) - 1, torch.arange(sizes[0], device=x.device)
-    last = v[end], n[end]
+    last = at_ends(v, sizes), at_ends(n, sizes)
     if not even:
         v, n = pack(v, sizes), pack(n, sizes)
     return *last, sign * m.readout(v, n)
@@ -246,9 +226,9 @@ def _constants(
     m: Momentum, steps: int, x: Tensor, like: Tensor, moments: MomentumState | None
 ) -> Tensor | None:
     """The decay of each step, (T, 1) or (T, B), unless a gradient or vmap's axis may hang on it."""
-    if type(m) in _KNOWN and moments is None and not learned(m):
+    if type(m) in MOMENTA and moments is None and not learned(m):
         return _table(m, steps, x)
-    if torch._C._are_functorch_transforms_active() and type(m) not in _KNOWN:
+    if torch._C._are_functorch_transforms_active() and type(m) not in MOMENTA:
         return None
     k = count(moments and moments.k, steps, x.device)
     decay = m.decays(k, like)

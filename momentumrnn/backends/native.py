@@ -20,7 +20,7 @@ from torch.nn.functional import linear
 
 from ..cells import GRU, LSTM, Cell, Elman, Weights
 from ..momentum import Momentum, MomentumState, count, learned, narrow, scan, wide
-from ..packing import lengths, pack, pad, rectangular
+from ..packing import at_ends, lengths, pack, pad, rectangular
 from . import recurrence, reference
 from .stack import Network, Result, exporting, stack, through_u
 
@@ -143,9 +143,7 @@ def _driven(
 
 def _at_end(v: Tensor, n: Tensor, k: Tensor, sizes: Sequence[int]) -> MomentumState:
     """The state of each row after its own last step, from v and n after every step, (T, B, G)."""
-    taken = lengths(sizes, v.device)
-    end = taken - 1, torch.arange(len(taken), device=v.device)
-    return MomentumState(v[end], n[end], k + taken)
+    return MomentumState(at_ends(v, sizes), at_ends(n, sizes), k + lengths(sizes, v.device))
 
 
 def _filter(

@@ -18,13 +18,6 @@ from ..momentum import Momentum
 from ..spelling import nearest, parse
 from .tasks import TASKS, Task
 
-MOMENTA = (
-    momentum.HeavyBall,
-    momentum.Nesterov,
-    momentum.ScheduledRestart,
-    momentum.Adam,
-    momentum.RMSProp,
-)
 CELLS = (cells.LSTM, cells.GRU, cells.Elman, cells.ExtrapolatedLSTM)
 INITS = (init.Paper, init.Torch, init.Dtriv)
 OPTIMIZERS = ("adam", "rmsprop", "sgd")
@@ -34,7 +27,7 @@ SAME_RUN = {"epochs", "log_every"}
 _DESCRIPTIONS: dict[str, tuple[tuple[type, ...], bool]] = {
     "task": (TASKS, False),
     "cell": (CELLS, False),
-    "momentum": (MOMENTA, True),
+    "momentum": (momentum.MOMENTA, True),
     "init": (INITS, False),
 }
 

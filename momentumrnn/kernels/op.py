@@ -27,6 +27,7 @@ from torch.autograd.function import _SingleLevelFunction
 from .inputs import REPLICATED, TENSORS, Inputs
 
 OUTPUTS = 6
+FIRST = OUTPUTS + 4  # of the inputs among the arguments of `lstm_backward`, after y and what was kept
 
 _kinds = {Tensor | None: "Tensor?", float | None: "float?", Sequence[int]: "int[]"}
 _inputs = ", ".join(f"{_kinds.get(t) or t.__name__} {name}" for name, t in Inputs.__annotations__.items())
@@ -121,7 +122,7 @@ def _on_cpu(*args: Any) -> tuple[Tensor, ...]:
 def _backward_on_cpu(*args: Any) -> tuple[Tensor, ...]:
     # No mode of torch, under which torch.func fails here, reaches into another thread.
     with ThreadPoolExecutor(1) as thread:
-        found = thread.submit(_gradients, args[:OUTPUTS], Inputs(*args[10:-1]), args[-1]).result()
+        found = thread.submit(_gradients, args[:OUTPUTS], Inputs(*args[FIRST:-1]), args[-1]).result()
     return tuple(g.detach().contiguous() for g in found)
 
 
@@ -134,7 +135,7 @@ def _on_cuda(*args: Any) -> tuple[Tensor, ...]:
 def _backward_on_cuda(*args: Any) -> tuple[Tensor, ...]:
     from . import fused
 
-    return fused.backward(args[:OUTPUTS], args[OUTPUTS:10], Inputs(*args[10:-1]), args[-1])
+    return fused.backward(args[:OUTPUTS], args[OUTPUTS:FIRST], Inputs(*args[FIRST:-1]), args[-1])
 
 
 def _traced(*args: Any) -> tuple[Tensor, ...]:
@@ -149,7 +150,7 @@ def _traced(*args: Any) -> tuple[Tensor, ...]:
 
 
 def _backward_traced(*args: Any) -> tuple[Tensor, ...]:
-    tensors, needs = args[10 : 10 + TENSORS], args[-1]
+    tensors, needs = args[FIRST : FIRST + TENSORS], args[-1]
     x = tensors[0]
     return tuple(
         x.new_empty(0 if t is None or not n else t.shape) for t, n in zip(tensors, needs, strict=True)
@@ -202,9 +203,9 @@ class _Backward(_SingleLevelFunction):
 
     @staticmethod
     def forward(ctx: Any, keys: torch._C.DispatchKeySet, *args: Any) -> Any:
-        tensors = 10 + TENSORS + 2
+        tensors = FIRST + TENSORS + 2
         *ctx.rest, ctx.needs = args[tensors:]
-        ctx.save_for_backward(*args[:OUTPUTS], *args[10:tensors])
+        ctx.save_for_backward(*args[:OUTPUTS], *args[FIRST:tensors])
         ctx.set_materialize_grads(False)
         with torch.enable_grad():
             return _below(_lstm_backward, keys, args)
@@ -212,7 +213,7 @@ class _Backward(_SingleLevelFunction):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         tensors, constants = ctx.saved_tensors[:-2], ctx.saved_tensors[-2:]
-        needs = ctx.needs_input_grad[1 : 1 + OUTPUTS] + ctx.needs_input_grad[11 : 11 + TENSORS]
+        needs = ctx.needs_input_grad[1 : 1 + OUTPUTS] + ctx.needs_input_grad[1 + FIRST : 1 + FIRST + TENSORS]
 
         def again(*needed: Tensor) -> tuple[Tensor, ...]:
             given = iter(needed)
@@ -224,7 +225,7 @@ class _Backward(_SingleLevelFunction):
         grads = tuple(torch.zeros_like(v) if g is None else g for v, g in zip(values, grads, strict=True))
         given = iter(pull(grads))
         found = [next(given) if n else None for n in needs]
-        return None, *found[:OUTPUTS], *[None] * 4, *found[OUTPUTS:], *_nothing(ctx.rest)
+        return None, *found[:OUTPUTS], *[None] * (FIRST - OUTPUTS), *found[OUTPUTS:], *_nothing(ctx.rest)
 
 
 def _differentiable(op: Any, function: Any) -> Callable[..., Any]:
@@ -276,10 +277,10 @@ def _batched(info: Any, dims: Any, *args: Any) -> Any:
 
 
 def _backward_batched(info: Any, dims: Any, *args: Any) -> Any:
-    last = 10 + REPLICATED
+    last = FIRST + REPLICATED
     _check_decay(dims[last])
     *grads, y = _moved(args[: OUTPUTS + 1], dims[: OUTPUTS + 1])
-    inputs = _moved(args[10:last], dims[10:last])
+    inputs = _moved(args[FIRST:last], dims[FIRST:last])
     size, replicas, needs = info.batch_size, y.shape[1], args[-1]
     # One gradient for each of vmap's: an input that they share won't do.
     folded = [_fold(t, size, replicas, not n) for t, n in zip(inputs, [*needs, False], strict=True)]
@@ -288,7 +289,7 @@ def _backward_batched(info: Any, dims: Any, *args: Any) -> Any:
         again = _lstm(*folded, *args[last:-1], True)
         kept = again[0], *again[OUTPUTS:]
     else:
-        kept = _fold(y, size, replicas), *args[OUTPUTS + 1 : 10]
+        kept = _fold(y, size, replicas), *args[OUTPUTS + 1 : FIRST]
     # What is empty, the gradient of an output that is, has no axis.
     given = (None if g is None or g.dim() < 4 else _fold(g, size, replicas, False) for g in grads)
     found = list(_lstm_backward(*given, *kept, *folded, *args[last:]))
