@@ -36,12 +36,6 @@ __device__ inline void put_bfloats(u16 *p, const float (&x)[CHANNELS]) {
   else
     *p = (u16)bfloat2_of(x[0], 0.f);
 }
-struct Yes {
-  static constexpr bool value = true;
-};
-struct No {
-  static constexpr bool value = false;
-};
 
 // What a thread owns: a row b, and the channels from j on of all 4 H.
 struct Owned {
@@ -81,17 +75,16 @@ struct Given {
     return c;
   }
   // The decay of a step, of which channels have none of their own.
-  __device__ float fade(int t, int b) const { return TABLE ? decay[decays > 1 ? (size_t)t * decays + b : t] : 0.f; }
+  __device__ float fade(int t) const { return TABLE ? decay[(size_t)t * decays] : 0.f; }
   __device__ float of(const Channel &c, float fade) const { return TABLE ? fade : c.mu; }
 };
-__device__ inline float second_moment(float n, float beta, float rest, float a) { return fmaf(beta, n, rest * a * a); }
-
 // Backwards over the steps from `first`, a multiple of SPACING, to `last`, so many of them at a time: their moments are
-// computed again from what was kept, then it goes back through them. With g the gradient of the drive and r the factor of v,
+// computed again from what was kept, then it goes back through them. As in `lstm_forward` it has s = (n + eps^2) / rest, or n /
+// rest, in place of n. With g the gradient of the drive and r the factor of v,
 //
-//   dv_t = g_t r_t + d_{t+1} dv_{t+1},   dn_t = g_t d drive / dn + beta dn_{t+1},   da_t = s dv_t + 2 rest a_t dn_t.
+//   dv_t = g_t r_t + d_{t+1} dv_{t+1},   ds_t = g_t d drive / ds + beta ds_{t+1},   da_t = gain dv_t + 2 a_t ds_t.
 //
-// For dn it has -2 dn, whose part of a step is g v r^3 in the first form, g v r^2 / sqrt(n) in the second.
+// For ds it has -2 ds, whose part of a step is g v r / s in the first form, g v r^2 sqrt(rest / s) in the second.
 extern "C" __global__ void __launch_bounds__(THREADS)
     drive_backward(const float *__restrict__ x,        // (R, N, FEATURES), or a itself, (R, N, H, 4)
                    const float *__restrict__ w_ih,     // (R, 4 H, FEATURES), or null
@@ -99,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                    const float *__restrict__ decay,    // (T, 1) or (T, B), if TABLE
                    const float *__restrict__ mu,       // (R, 4 H), if not
                    const float *__restrict__ gain,     // (R, 4 H), or null: `step`
-                   const float *__restrict__ kept,     // (R, T / SPACING, B, H, 1 or 2, 4)
+                   const float *__restrict__ kept,     // (R, T / SPACING, B, H, 1 or 2, 4): v and s
                    const int *__restrict__ begins,     // (T + 1), if PACKED
                    const int *__restrict__ lengths,    // (B), if PACKED
                    const u16 *__restrict__ dz,         // (R, room, H, 4): S g, of the rows from (first, 0) on
@@ -119,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   if (b >= B) return;
   const int end = min(PACKED ? lengths[b] : T, last);
   if (end <= first) return;
-  const Given given = {w_ih, b_ih, decay, mu, gain, decays, each_w, each_bias, each_mu, each_gain, step};
+  const Given given = {w_ih, b_ih, decay + (decays > 1 ? b : 0), mu, gain, decays, each_w, each_bias, each_mu, each_gain, step};
   Channel channels[CHANNELS];
 #pragma unroll
   for (int c = 0; c < CHANNELS; c++) channels[c] = given.channel(r, own.place(c), width);
@@ -131,23 +124,25 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   // Among the rows of this chunk.
   const size_t before_here = (size_t)r * room - (PACKED ? begins[first] : first * B);
 
-  float to_v[CHANNELS], to_n[CHANNELS] = {}, dw[CHANNELS][FEATURES > 0 ? FEATURES : 1] = {};
+  const float added = MOMENT == 2 ? eps * eps : 0.f, over_root = MOMENT == 2 ? inverse_root(rest) : 1.f;
+  const float root_rest = root(rest);
+  float to_v[CHANNELS], to_s[CHANNELS] = {}, dw[CHANNELS][FEATURES > 0 ? FEATURES : 1] = {};
   float db[CHANNELS] = {}, dmu[CHANNELS] = {}, dgain[CHANNELS] = {};
 #pragma unroll
   for (int c = 0; c < CHANNELS; c++) {
     to_v[c] = dv[r * states + state + own.place(c)];
-    if (SECOND) to_n[c] = -2.f * dn[r * states + state + own.place(c)];
+    if (SECOND) to_s[c] = -2.f * rest * dn[r * states + state + own.place(c)];
   }
   // The steps from s on, all loads of which go first: a whole set of them, or so many.
   auto back = [&](int s, auto whole, int steps) {
     constexpr bool WHOLE = decltype(whole)::value;
-    float held[SPACING][HELD ? WIDTH : 1], fades[SPACING], by_v[SPACING][CHANNELS], by_n[SPACING][CHANNELS];
-    float before[LEARNED ? SPACING : 1][CHANNELS], v[CHANNELS], n[CHANNELS] = {};
+    float held[SPACING][HELD ? WIDTH : 1], fades[SPACING], by_v[SPACING][CHANNELS], by_s[SPACING][CHANNELS];
+    float before[LEARNED ? SPACING : 1][CHANNELS], v[CHANNELS], second[CHANNELS] = {};
     const float *from = kept + (size_t)(s / SPACING) * states * (1 + SECOND);
 #pragma unroll
     for (int c = 0; c < CHANNELS; c++) {
       v[c] = from[c];
-      if (SECOND) n[c] = from[4 + c];
+      if (SECOND) second[c] = from[4 + c];
     }
     const size_t begin = row(s), here = before_here + begin, place = here * width + own.j, pitch = (size_t)B * width;
     const u16 *dz_here = dz + place, *low_here = dz_low + place;
@@ -160,14 +155,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       if (WHOLE || k < steps) {
         const size_t at = ahead(k);
         const float2 high = halves_at(dz_here + channels_ahead(k));
-        const float scale = scales_here[at];
+        const float scale = scales_here[at] * over_root;
         const float2 low = FINE ? halves_at(low_here + channels_ahead(k)) : float2{0.f, 0.f};
 #pragma unroll
         for (int c = 0; c < CHANNELS; c++) {
           by_v[k][c] = (c ? high.y : high.x) * scale;
           if (FINE) by_v[k][c] = fmaf((c ? low.y : low.x) * (1.f / 2048.f), scale, by_v[k][c]);
         }
-        fades[k] = given.fade(s + k, b);
+        fades[k] = given.fade(s + k);
 #pragma unroll
         for (int f = 0; f < WIDTH && HELD; f++) held[k][f] = x_here[at * stride + f];
       }
@@ -193,11 +188,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
           if (LEARNED) before[LEARNED ? k : 0][c] = v[c];
           v[c] = fmaf(given.of(channels[c], fades[k]), v[c], channels[c].gain * a);
           if (SECOND) {
-            n[c] = second_moment(n[c], beta, rest, a);
-            const float over = inverse_root(MOMENT == 2 ? fmaf(eps, eps, n[c]) : n[c]);
-            const float factor = MOMENT == 2 ? over : reciprocal(root(n[c]) + eps);
+            second[c] = fmaf(beta, second[c], fmaf(a, a, added));
+            const float over = inverse_root(second[c]);
+            const float factor = MOMENT == 2 ? over : reciprocal(fmaf(root_rest, root(second[c]), eps));
             by_v[k][c] *= factor;
-            by_n[k][c] = by_v[k][c] * (v[c] * factor) * over;
+            by_s[k][c] = by_v[k][c] * (v[c] * factor) * (MOMENT == 2 ? over : root_rest * over);
           }
         }
 #pragma unroll
@@ -215,9 +210,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
           to_a[c] = channels[c].gain * to_v[c];
           to_v[c] *= given.of(channels[c], fades[k]);
           if (SECOND) {
-            to_n[c] += by_n[k][c];
-            to_a[c] = fmaf(-rest * a, to_n[c], to_a[c]);
-            to_n[c] *= beta;
+            to_s[c] += by_s[k][c];
+            to_a[c] = fmaf(-a, to_s[c], to_a[c]);
+            to_s[c] *= beta;
           }
           db[c] += to_a[c];
           if (!HELD) columns[HELD ? 0 : k][c][threadIdx.x] = to_a[c];
@@ -247,15 +242,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   };
   int s = (end - 1) / SPACING * SPACING;
   if (end % SPACING) {
-    back(s, No(), end - s);
+    back(s, Constant<0>(), end - s);
     s -= SPACING;
   }
 #pragma unroll 1
-  for (; s >= first; s -= SPACING) back(s, Yes(), SPACING);
+  for (; s >= first; s -= SPACING) back(s, Constant<1>(), SPACING);
 #pragma unroll
   for (int c = 0; c < CHANNELS; c++) {
     dv[r * states + state + own.place(c)] = to_v[c];
-    if (SECOND) dn[r * states + state + own.place(c)] = -0.5f * to_n[c];
+    if (SECOND) dn[r * states + state + own.place(c)] = -0.5f * reciprocal(rest) * to_s[c];
     float *to = sums + (r * states + state + own.j + c) * SUMS;
 #pragma unroll
     for (int f = 0; f < FEATURES; f++) to[f] += dw[c][f];

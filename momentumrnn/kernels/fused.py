@@ -4,7 +4,7 @@ The kernels are in the .cu files beside this one; docs/kernels.md tells how they
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +26,9 @@ MANY = 24_000  # units of all rows, from which on a thread of `drive_backward` h
 INPUTS = 144  # bytes of shared memory of a thread of the backward pass, for inputs on their way
 # Bytes of the gates' gradients that are in memory at a time, as long as that takes at most so many chunks.
 CHUNK, CHUNKS = 72 << 20, 8
+# Of the multiprocessors the share that a recurrence may take, so that the rest of the backward pass runs beside it, and in
+# how many chunks, from so many steps on.
+BESIDE, PARTS, LONG = 0.75, 4, 64
 # Rows that one product adds up, if fine: tensor cores cut sums off, always towards 0.
 GROUP = 1024
 LOW = 1 / 2048  # the weight of low parts
@@ -39,7 +42,7 @@ def ctas(hidden_size: int) -> int:
 def kept(inputs: Inputs) -> tuple[int, int, int]:
     """Lengths of the buffers, of 32 bits, that the forward pass leaves: gates, cells and moments."""
     size = _sizes(inputs)
-    threads = size.R * -(-size.H // TILE) * 32 * (2 if inputs.fine else 1)
+    threads = size.R * ctas(size.H) * WARPS * 32 * (2 if inputs.fine else 1)
     moments = size.R * -(-size.T // SPACING) * size.B * 4 * size.H * (1 if inputs.beta is None else 2)
     tiles = -(-size.B // TILE)
     cells = (size.total + tiles) * threads
@@ -152,12 +155,43 @@ def backward(
     threads = C * WARPS * tiles * 8 * 32
     packed, low = run.new(replicas * threads * 4), run.new(replicas * threads * 4) if fine else None
     run("pack_backward", threads, replicas, i.w_hh, packed, low, C, H)
-    length = _chunk(size, driven, fine)
+    clusters = R * -(-B // TILE)
+    apart = run.beside(C * clusters) and T >= LONG
+    length = _chunk(size, driven, fine, apart)
     firsts = range((T - 1) // length * length, -1, -length)
     begins = [0, *accumulate(i.sizes)] if i.sizes else range(0, N + 1, B)
     room = max(begins[min(t + length, T)] - begins[t] for t in firsts)
     room = -(-room // GROUP) * GROUP if fine else room
+    # All chunks use the same memory, or every second one. If fine, what a chunk does not fill should be zeros, see
+    # `_grouped`: the first one has the fewest rows.
+    halves = functools.partial(torch.zeros if fine else torch.empty, dtype=torch.float16, device=i.x.device)
+    dz = halves(1 + apart, R, room, 4 * H)
+    dz_low = halves(1 + apart, R, room, 4 * H) if fine else None
+    scales = i.x.new_empty(len(firsts), R, room)
     scale_tops = torch.zeros(len(firsts), R, dtype=torch.int32, device=i.x.device)
+    states = [(dh, dc, d_z)]
+    for _ in firsts:
+        z = i.x.new_empty(R, B, 4 * H) if extrapolated else None
+        states.append((i.x.new_empty(R, B, H), i.x.new_empty(R, B, H), z))
+    kernel = _kernel("lstm_backward", i.x.device.index, CTAS=C, **_kind(i))
+    beside = _Beside(i.x.device) if apart else None
+
+    def recur(k: int) -> None:
+        """The recurrence of a chunk."""
+        first = firsts[k]
+        low_here = None if dz_low is None else dz_low[k % len(dz)]
+        kernel(
+            (C * clusters // R, R, 1), 32 * WARPS,
+            [packed, low, gates, cells, dy, *states[k], i.j0, dz[k % len(dz)], low_here, scales[k], scale_tops[k],
+             *states[k + 1], *run.rows, T, first, min(first + length, T), B, H, N, total, room, i.every,
+             _each(i.w_hh, R), _each(i.j0, R)],
+            kernel.alone if apart and globals().get("ALONE", 1) else INPUTS * 32 * WARPS + (16384 * tiles if fine else 0),
+        )  # fmt: skip
+
+    if beside is not None:
+        beside.fork()
+        for k in range(2):
+            beside(k, recur)
     v = x_tops = i.x  # of a drive that was given neither is read
     if to_weights and i.w_ih is not None and not driven:
         v, x_tops = _filtered(run, i, size)
@@ -167,41 +201,30 @@ def backward(
         woven, power = _woven(run, i.w_ih, size, fine)
     dx = i.x.new_empty(R, N, i.x.shape[2]) if to_x else i.x
     behind = _Behind(run, i, size, moments, (dv, dn), needs, room) if driven else None
-    products, dxs, scales = [], [], []
-    # All chunks use the same memory. If fine, what a chunk does not fill should be zeros, see `_grouped`: the
-    # first one has the fewest rows.
-    halves = functools.partial(torch.zeros if fine else torch.empty, dtype=torch.float16, device=i.x.device)
-    dz, dz_low = halves(R, room, 4 * H), halves(R, room, 4 * H) if fine else None
+    products, dxs = [], []
     right = halves(R, room, columns * (1 + fine)) if to_weights else None
-    kernel = _kernel("lstm_backward", i.x.device.index, CTAS=C, **_kind(i))
     for k, first in enumerate(firsts):
+        if beside is None:
+            recur(k)
+        else:
+            beside.join(k)
         last = min(first + length, T)
         before, rows = begins[first], begins[last] - begins[first]
-        scale = i.x.new_empty(R, room)
-        back = [
-            i.x.new_empty(R, B, H),
-            i.x.new_empty(R, B, H),
-            i.x.new_empty(R, B, 4 * H) if extrapolated else None,
-        ]
-        kernel(
-            (C * -(-B // TILE), R, 1), 32 * WARPS,
-            [packed, low, gates, cells, dy, dh, dc, d_z, i.j0, dz, dz_low, scale, scale_tops[k], *back,
-             *run.rows, T, first, last, B, H, N, total, room, i.every, _each(i.w_hh, R), _each(i.j0, R)],
-            INPUTS * 32 * WARPS + (16384 * tiles if fine else 0),
-        )  # fmt: skip
-        dh, dc, d_z = back
+        high, rest = dz[k % len(dz)], None if dz_low is None else dz_low[k % len(dz)]
         if right is not None:
-            run("operand", rows * columns // 8, R, y, i.h0, v, scale, scale_tops[k], x_tops, right,
+            run("operand", rows * columns // 8, R, y, i.h0, v, scales[k], scale_tops[k], x_tops, right,
                 run.rows.begins, before, rows, room, T, B, N, H, F, columns, fine, _each(i.h0, R),
                 each_x)  # fmt: skip
-            products.append(_over_rows(dz, dz_low, right, rows, columns))
+            products.append(_over_rows(high, rest, right, rows, columns))
         if behind is not None:
-            behind.add(dz, dz_low, scale, first, last, before, rows, dx if to_x else None)
+            behind.add(high, rest, scales[k], first, last, before, rows, dx if to_x else None)
         elif to_x and i.w_ih is None:
-            run("unweave", rows * H, R, dz, dz_low, scale, dx, before, rows, room, N, H)
+            run("unweave", rows * H, R, high, rest, scales[k], dx, before, rows, room, N, H)
         elif woven is not None:
-            dxs.append(_by_columns(dz[:, :rows], None if dz_low is None else dz_low[:, :rows], woven, D))
-            scales.append(scale[:, :rows])
+            dxs.append(_by_columns(high[:, :rows], None if rest is None else rest[:, :rows], woven, D))
+        if beside is not None and k + 2 < len(firsts):
+            beside(k + 2, recur)
+    dh, dc, d_z = states[-1]
 
     found: list[Tensor | None] = [None] * 5
     if to_weights:
@@ -213,7 +236,8 @@ def backward(
         run("finish", 4 * H * (H + F + 1), R, parts, scale_tops, x_tops, dw_hh, dw_ih, db_ih, db_hh,
             len(products), R, H, 0 if driven else D, F, columns, each_x)  # fmt: skip
     if power is not None:
-        parts, factors = (p[0] if len(p) == 1 else torch.cat(p[::-1], 1) for p in (dxs, scales))
+        factors = [scale[:, : part.shape[1]] for scale, part in zip(scales, dxs, strict=True)]
+        parts, factors = (p[0] if len(p) == 1 else torch.cat(p[::-1], 1) for p in (dxs, factors))
         run.filter(parts, i.decay, size._replace(F=D), i.step, v=dx, factors=factors * power, backwards=True)
     found[0] = dx.view(R, *inputs.x.shape[1:]) if to_x else None
     more: Sequence[Tensor | None] = (None,) * 4
@@ -228,6 +252,37 @@ def backward(
         else d
         for t, d, need in zip(i.tensors, every, needs, strict=True)
     )
+
+
+class _Beside:
+    """A second stream, for the recurrences of chunks, while the rest goes on in the current one.
+
+    Memory that it writes to is made before the fork, and kept until the last recurrence has been joined.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream, self.here = _stream(device.index), torch.cuda.current_stream(device)
+        self.events: list[torch.cuda.Event] = []
+
+    def fork(self) -> None:
+        self.stream.wait_stream(self.here)
+
+    def __call__(self, k: int, recur: Callable[[int], None]) -> None:
+        """Begins a recurrence, when the ones before and all that is in the current stream are done."""
+        if k > 1:
+            self.stream.wait_stream(self.here)
+        with torch.cuda.stream(self.stream):
+            recur(k)
+        self.events.append(self.stream.record_event())
+
+    def join(self, k: int) -> None:
+        self.here.wait_event(self.events[k])
+
+
+@functools.cache
+def _stream(device: int) -> torch.cuda.Stream:
+    """Of high priority: there the recurrences run, for which all else waits."""
+    return torch.cuda.Stream(device, priority=-1)
 
 
 class _Behind:
@@ -364,10 +419,10 @@ def _prepared(i: Inputs) -> Inputs:
     return dense if i.sizes else dense._replace(x=dense.x.flatten(1, 2))
 
 
-def _chunk(size: Sizes, driven: bool, fine: bool) -> int:
-    """Steps of which the gates' gradients are in memory at a time."""
-    total = size.R * size.N * size.H * (16 if fine else 8)
-    length = -(-size.T // min(CHUNKS, -(-total // CHUNK)))
+def _chunk(size: Sizes, driven: bool, fine: bool, apart: bool) -> int:
+    """Steps of which the gates' gradients are in memory at a time; apart: of two such parts."""
+    total = size.R * size.N * size.H * (16 if fine else 8) * (1 + apart)
+    length = -(-size.T // min(CHUNKS, max(PARTS if apart else 1, -(-total // CHUNK))))
     return -(-length // SPACING) * SPACING if driven else length
 
 
@@ -519,6 +574,10 @@ class _Launcher:
         self.device, self.fine = i.x.device, i.fine
         self.rows = _rows(i.sizes, self.device) if i.sizes else Rows()
 
+    def beside(self, ctas: int) -> bool:
+        """Whether a recurrence of so many CTAs leaves enough of the GPU for the rest beside it."""
+        return self.device.type == "cuda" and ctas <= BESIDE * _multiprocessors(self.device.index)
+
     def new(self, length: int) -> Tensor:
         return torch.empty(length, dtype=torch.int32, device=self.device)
 
@@ -547,6 +606,11 @@ class _Launcher:
         grid = -(-B * F // columns), len(x), 1
         args = [x, decay, factors, v, packed, largest, *self.rows[:2], *sizes, step]
         _kernel("filter", self.device.index)(grid, 512, args)
+
+
+@functools.cache
+def _multiprocessors(device: int) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _rows(sizes: Sequence[int], device: torch.device) -> Rows:

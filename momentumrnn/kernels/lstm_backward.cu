@@ -139,13 +139,14 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     for (int i = 0; i < TILES * SLICES; i++) store(own_low + i * 512, low[i * 32]);
   }
 
-  const u32 received = shared_address(barriers) + 8 * warp, other = 8 * WARPS;  // the other one is so many bytes on
+  // The parts of step s come on barrier s % 2; the other one is so many bytes on. Before the first step all are there, zeros:
+  // nothing waits for a barrier's phase -1.
+  const u32 received = shared_address(barriers) + 8 * warp, other = 8 * WARPS;
   if (lane == 0) {
     create_barrier(received);
     create_barrier(received + other);
     publish_barriers();
     expect(received, messages(0));
-    expect(received + other, messages(1));
   }
 
   // Inputs on their way: gates 16 bytes a thread, cells 4, FINE twice that; dy two times 4.
@@ -153,35 +154,30 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   const u32 own_cells = shared_address(inputs) + AHEAD * PARTS * 16 * THREADS + 4 * PARTS * thread;
   const u32 own_dy = shared_address(inputs) + AHEAD * PARTS * 20 * THREADS + 4 * thread;
   for (int i = 0; i < INPUTS / 4; i++) store(shared_address(inputs) + (i * THREADS + thread) * 4, 0);
+  for (int i = 0; i < SLOTS / 4 / THREADS; i++) store(shared_address(slots) + SLOTS + (i * THREADS + thread) * 4, 0);
   __syncthreads();
-  const int warps = (H + 7) / 8, number = rank * WARPS + warp;
-  const bool kept_here = number < warps;
-  const size_t blocks = (size_t)warps * 32 * PARTS;
-  kept_gates += (((size_t)replica * total + start + end - 1) * warps + number) * 32 * PARTS + lane;
-  kept_cells += ((((size_t)replica * (total + tiles) + start + tile + end) * warps + number) * 32 + lane) * PARTS;
-  float c[2] = {0.f, 0.f};
-  if (kept_here) {
-    const float2 last_c = FINE ? *(const float2 *)kept_cells : floats_of(*kept_cells);
-    c[0] = last_c.x, c[1] = last_c.y;
-  }
-  kept_cells -= blocks;
-  if (dy) dy += (size_t)replica * N * H + (size_t)row * H + unit + (PACKED ? 0 : (end - 1) * states);
+  constexpr int BLOCKS = CTAS * WARPS * 32 * PARTS;
+  const int number = rank * WARPS + warp;
+  kept_gates += ((size_t)replica * total + start + end - 1) * BLOCKS + number * 32 * PARTS + lane;
+  kept_cells += ((size_t)replica * (total + tiles) + start + tile + end) * BLOCKS + (number * 32 + lane) * PARTS;
+  const float2 last_c = FINE ? *(const float2 *)kept_cells : floats_of(*kept_cells);
+  float c[2] = {last_c.x, last_c.y};
+  kept_cells -= BLOCKS;
+  const bool wanted[2] = {dy && mine[0], dy && mine[1]};
+  dy += (size_t)replica * N * H + (size_t)row * H + unit + (PACKED ? 0 : (end - 1) * states);
   auto fetch_dy = [&](int s) {
-    if (dy) {
-      const float *from = PACKED ? dy + rows_of(end - 1 - s) * H : dy;
-      copy_later<4>(own_dy + s % 8 * 8 * THREADS, from, s < steps && s >= joins[0] && mine[0]);
-      copy_later<4>(own_dy + s % 8 * 8 * THREADS + 4 * THREADS, from + H, s < steps && s >= joins[1] && mine[1]);
-      if (!PACKED) dy -= states;
-    }
+    const float *from = PACKED ? dy + rows_of(end - 1 - s) * H : dy;
+    copy_later<4>(own_dy + s % 8 * 8 * THREADS, from, s < steps && s >= joins[0] && wanted[0]);
+    copy_later<4>(own_dy + s % 8 * 8 * THREADS + 4 * THREADS, from + H, s < steps && s >= joins[1] && wanted[1]);
+    if (!PACKED) dy -= states;
   };
   auto fetch = [&](int s) {
-    const bool there = s < steps && kept_here;
 #pragma unroll
     for (int part = 0; part < PARTS; part++)
-      copy_later<16>(own_gates + (s % AHEAD * PARTS + part) * 16 * THREADS, kept_gates + part * 32, there);
-    copy_later<4 * PARTS>(own_cells + s % AHEAD * 4 * PARTS * THREADS, kept_cells, there);
-    kept_gates -= blocks;
-    kept_cells -= blocks;
+      copy_later<16>(own_gates + (s % AHEAD * PARTS + part) * 16 * THREADS, kept_gates + part * 32, s < steps);
+    copy_later<4 * PARTS>(own_cells + s % AHEAD * 4 * PARTS * THREADS, kept_cells, s < steps);
+    kept_gates -= BLOCKS;
+    kept_cells -= BLOCKS;
     fetch_dy(s + 3);
     end_of_copies();
   };
@@ -208,10 +204,6 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   // The largest exponents of two rows, in one register: of this thread, of its warp, of the cluster.
   const u32 maxima_at = shared_address(maxima);
   auto exponents = [](u32 size0, u32 size1) { return size0 >> 23 | size1 >> 23 << 16; };
-  auto exponents_of_dy = [&](int s) {
-    const u32 at = own_dy + s % 8 * 8 * THREADS;
-    return exponents(load(at) & 0x7fffffff, load(at + 4 * THREADS) & 0x7fffffff);
-  };
   auto sent_in = [&](u32 place) {
     u32 e = 0;
 #pragma unroll
@@ -230,16 +222,29 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   const u32 own_maxima = maxima_at + (rank * WARPS + warp) * 16 + 4 * q;
   const u32 maxima_window = on_cta(maxima_at, g < CTAS ? g : 0) - maxima_at;  // lane 4 g + q sends to CTA g
 
-  wait_for_copies<0>();
-  auto to_come = [&](int s) {
-    return larger_of_each(larger_of_each(exponents_of_dy(s), exponents_of_dy(s + 1)),
-                          larger_of_each(exponents_of_dy(s + 2), exponents_of_dy(s + 3)));
+  // dy of two steps, from s on, of two rows.
+  struct Two {
+    float dy[2][2];
   };
+  auto load_two = [&](int s) {
+    Two two;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const u32 at = own_dy + (s + i) % 8 * 8 * THREADS;
+      two.dy[i][0] = load_float(at), two.dy[i][1] = load_float(at + 4 * THREADS);
+    }
+    return two;
+  };
+  auto exponents_of = [&](const Two &two) {
+    return exponents(max(size_of(two.dy[0][0]), size_of(two.dy[1][0])), max(size_of(two.dy[0][1]), size_of(two.dy[1][1])));
+  };
+  wait_for_copies<0>();
+  Two here = load_two(0);
   // What will join counts from the beginning: until then the row has nothing that a small scale could lose.
   const u32 will_join = exponents(max(max(size_of(late_dh[0]), size_of(late_dc[0])), largest_dz[0]),
                                   max(max(size_of(late_dh[1]), size_of(late_dc[1])), largest_dz[1]));
   u32 last_seen = will_join;
-  u32 seen = larger_of_each(last_seen, to_come(0)), rows = 0;
+  u32 seen = larger_of_each(last_seen, larger_of_each(exponents_of(here), exponents_of(load_two(2)))), rows = 0;
   over_lanes(seen, rows);
   meet_cluster();  // all barriers are there, and all memory is
   if (g < CTAS) store_there(own_maxima + 2 * MAXIMA + maxima_window, seen);
@@ -258,7 +263,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   auto receive = [&](float(&dh)[2], int s) {  // the parts sent in step s
     const u32 buffer = s & 1;
     if (CTAS > 1) {
-      wait(received + other * buffer, s / 2 & 1);
+      wait(received + other * buffer, s >> 1 & 1);
       float2 parts[CTAS > 1 ? CTAS - 1 : 1];
 #pragma unroll
       for (int i = 0; i < CTAS - 1; i++) parts[i] = load_floats(own_slot + buffer * SLOTS + i * SLOT);
@@ -277,10 +282,12 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   float *to_scale = scales + last_row;
   const bool notes[2] = {unit == 0 && row < B, unit == 0 && row + 1 < B};
   u32 top = 0;
+  Two coming = here;
+  float scale[2];
+  uint2 scaled[2], scaled_low[2];
 
-#pragma unroll 1
-  for (int s = 0; s < steps; s++) {
-    const u32 buffer = s & 1;
+  auto run = [&](int s, auto parity) {
+    constexpr u32 buffer = decltype(parity)::value;
     // All that does not need dh: what the last steps say of sizes, and the factors. With these dc += dh through_c, and
     // dz is dc or dh times the rest.
     const float tanh_c[2] = {tanh_of(c[0]), tanh_of(c[1])};
@@ -290,14 +297,16 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     for (int i = 0; i < PARTS; i++) kept[i] = load_four(own_gates + (s % AHEAD * PARTS + i) * 16 * THREADS);
     const u32 at_cells = own_cells + s % AHEAD * 4 * PARTS * THREADS;
     const float2 before = FINE ? load_floats(at_cells) : floats_of(load(at_cells));
-    const u32 at = own_dy + s % 8 * 8 * THREADS;
-    const float dy_now[2] = {load_float(at), load_float(at + 4 * THREADS)};
+    const float dy_now[2] = {here.dy[buffer][0], here.dy[buffer][1]};
     const u32 turn = s / 2 % 2;  // for the maxima of this step
     if (buffer == 0) {
       u32 sent = sent_in(turn ^ 1);  // in step s - 2
-      seen = larger_of_each(last_seen, to_come(s));
+      coming = load_two(s + 2);
+      seen = larger_of_each(last_seen, larger_of_each(exponents_of(here), exponents_of(coming)));
       over_lanes(seen, sent);
-      if (s > 0) rows = sent;
+      rows = s > 0 ? sent : rows;
+    } else {
+      here = coming;
     }
     float dh[2], through_c[2], to_i[2], to_f[2], to_g[2], to_o[2], forget[2];
 #pragma unroll
@@ -317,26 +326,30 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
       to_o[n] = tanh_c[n] * slope_of(o);
       forget[n] = f;
       dh[n] = part[n] + dy_now[n];
-      if (PACKED && s == joins[n]) {
-        dh[n] += late_dh[n];
-        dc[n] += late_dc[n];
-#pragma unroll
-        for (int gate = 0; gate < 4 && EXTRAPOLATED; gate++) pending[n][gate] += late_dz(n, gate);
-      }
       // So that the compiler doesn't move it behind the wait.
       asm volatile("" : "+f"(through_c[n]), "+f"(to_i[n]), "+f"(to_f[n]), "+f"(to_g[n]), "+f"(to_o[n]), "+f"(dh[n]));
     }
     fetch(s + AHEAD - 1);
-    const float scale[2] = {scale_for(rows & 0xffff), scale_for(rows >> 16)};
+    scale[0] = scale_for(rows & 0xffff), scale[1] = scale_for(rows >> 16);
+    asm volatile("" : "+f"(scale[0]), "+f"(scale[1]));
 
-    if (s > 0) receive(dh, s - 1);
-    if (g < CTAS && buffer == 0) {
+    receive(dh, s - 1);
+    if (buffer == 0) {
       if (CTAS > 1)
-        send(own_maxima + turn * MAXIMA + maxima_window, seen, received + maxima_window);
-      else
+        send(own_maxima + turn * MAXIMA + maxima_window, seen, received + maxima_window, g < CTAS);
+      else if (g == 0)
         store(own_maxima + turn * MAXIMA, seen);
     }
-    uint2 scaled[2], scaled_low[2];
+    if (PACKED)  // whatever has become of a row behind its last step, here it begins
+#pragma unroll
+      for (int n = 0; n < 2; n++)
+        if (s <= joins[n]) {
+          const bool now = s == joins[n];
+          dh[n] = now ? dy_now[n] + late_dh[n] : 0.f;
+          dc[n] = now ? late_dc[n] : 0.f;
+#pragma unroll
+          for (int gate = 0; gate < 4 && EXTRAPOLATED; gate++) pending[n][gate] = now ? late_dz(n, gate) : 0.f;
+        }
 #pragma unroll
     for (int n = 0; n < 2; n++) {
       dc[n] = fmaf(dh[n], through_c[n], dc[n]);
@@ -386,12 +399,12 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
       }
     }
     // While that is on its way: nobody sends to the other barrier again before it has our parts of this step.
-    if (CTAS > 1 && s > 0 && lane == 0) expect(received + other * (buffer ^ 1), messages(buffer ^ 1));
+    if (CTAS > 1 && lane == 0) expect(received + other * (buffer ^ 1), messages(buffer ^ 1));
 #pragma unroll
     for (int i = 0; i < CTAS; i++) {  // to the CTA that is i + 1 after this one; the last is this one
-      float x = 0.f, y = 0.f;
+      float x = sums[i / 2][0][i % 2 * 2], y = sums[i / 2][0][i % 2 * 2 + 1];
 #pragma unroll
-      for (int n = 0; n < CHAINS; n++) x += sums[i / 2][n][i % 2 * 2], y += sums[i / 2][n][i % 2 * 2 + 1];
+      for (int n = 1; n < CHAINS; n++) x += sums[i / 2][n][i % 2 * 2], y += sums[i / 2][n][i % 2 * 2 + 1];
       if (FINE) {
         const float(&more)[4] = low_sums[FINE ? i / 2 : 0];
         x = fmaf(1.f / LOW, more[i % 2 * 2], x);
@@ -405,6 +418,18 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
         send(own_slot + buffer * SLOTS + i * SLOT + window[i], x, y, received + other * buffer + window[i]);
     }
 
+
+    last_seen = exponents(max(size_of(dh[0]), size_of(dc[0])), max(size_of(dh[1]), size_of(dc[1])));
+    if (PACKED) {
+      // The rows that have not joined before this step.
+      const u32 waiting = (s <= joins[0] ? 0xffff : 0) | (s <= joins[1] ? 0xffff0000 : 0);
+      last_seen = larger_of_each(last_seen, will_join & waiting);
+    }
+#pragma unroll
+    for (int n = 0; n < 2; n++) dc[n] *= forget[n];
+  };
+  // What nobody waits for, behind a branch: see the forward pass.
+  auto put = [&](int s) {
 #pragma unroll
     for (int n = 0; n < 2; n++) {
       const bool now = !PACKED || s >= joins[n];
@@ -421,24 +446,24 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     to_dz -= back;
     to_scale -= rows_back;
     if (FINE) to_low -= back;
-
-    last_seen = exponents(max(size_of(dh[0]), size_of(dc[0])), max(size_of(dh[1]), size_of(dc[1])));
-    if (PACKED) {
-      // The rows that have not joined before this step.
-      const u32 waiting = (s <= joins[0] ? 0xffff : 0) | (s <= joins[1] ? 0xffff0000 : 0);
-      last_seen = larger_of_each(last_seen, will_join & waiting);
-    }
-#pragma unroll
-    for (int n = 0; n < 2; n++) dc[n] *= forget[n];
+  };
+#pragma unroll 1
+  for (int s = 0;; s += 2) {
+    run(s, Constant<0>());
+    if (s + 1 == steps) break;
+    put(s);
+    run(s + 1, Constant<1>());
+    if (s + 2 == steps) break;
+    put(s + 1);
   }
+  put(steps - 1);
   if (top) atomicMax(largest + replica, top);
 
-  receive(part, steps - 1);
+  receive(part, steps - 1);  // nobody leaves while others may still write here
 #pragma unroll
   for (int n = 0; n < 2; n++)
     if (PACKED && joins[n] >= steps)
       leave_late(n);
     else
       leave(n, part[n], dc[n], pending[n]);
-  meet_cluster();  // nobody leaves while others may still write here
 }

@@ -12,7 +12,7 @@
 // memory, where every CTA has its own copy in two buffers. A warp sends its 8 units x 8 rows of h_t to all CTAs
 // by stores that count their bytes on the receiver's barrier; waiting on that barrier is the only
 // synchronisation. Two buffers are enough: whoever sends h_t has received all of h_{t-1}, so all have sent
-// that, and have read h_{t-2} before.
+// that, and have read h_{t-2} before. Even and odd steps are compiled apart, each with its buffer.
 //
 // FINE. A number as two halves, h = high + low / 2048, has 22 bits. With FINE, U and h come in both parts, and z is
 // U_high h_high + (U_high h_low + U_low h_high) / 2048, the second sum apart from the first. U_low is in shared memory, in
@@ -24,8 +24,9 @@
 // EXTRAPOLATED. The gates are z + mu (z - z of the step before), mu = j / (j + 3), j counting modulo `every`.
 //
 // MOMENT. In gate space the momentum is here: what comes is a = W x + b_ih, v = decay v + gain a, and z starts as v (MOMENT
-// = 1), as v / sqrt(n + eps^2) (2) or as v / (sqrt(n) + eps) (3), n = beta n + rest a^2. Both moments are kept every
-// SPACING steps for the backward pass.
+// = 1), as v / sqrt(n + eps^2) (2) or as v / (sqrt(n) + eps) (3), n = beta n + rest a^2, rest = 1 - beta. In place of n it has
+// s = (n + eps^2) / rest, so that s = beta s + (a^2 + eps^2); for (3), without eps. It is one step ahead, and goes on behind
+// the send, while h is on its way. v and s are kept every SPACING steps for the backward pass.
 //
 // INPUTS. With EXTRA > 0 the projection W x + b rides on the same product: EXTRA times 16 further columns,
 // in bfloat16 as high and low parts (see `spread`). With EXTRA = 0 the drive itself is read, (T, B, H, 4) in float32.
@@ -105,8 +106,8 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
                  const float *__restrict__ n0,
                  float *__restrict__ last_v,         // (R, B, 4, H), or null
                  float *__restrict__ last_n,
-                 float4 *__restrict__ kept_moments,  // (R, T / SPACING, B, H, 1 or 2): v and n of i, f, g, o
-                 uint4 *__restrict__ kept_gates,     // (R, tile, step, warp, lane): gates of two rows, FINE two of these; warps with units below H
+                 float4 *__restrict__ kept_moments,  // (R, T / SPACING, B, H, 1 or 2): v and s of i, f, g, o
+                 uint4 *__restrict__ kept_gates,     // (R, tile, step, warp, lane): gates of two rows, FINE two of these
                  u32 *__restrict__ kept_cells,       // (R, tile, step and one more, warp, lane): c of two rows in halves, FINE two of these
                  const int *__restrict__ begins,     // (T + 1): of the N rows, where those of a step begin; all three if PACKED
                  const int *__restrict__ lengths,    // (B): steps of a row
@@ -167,7 +168,10 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     }
   }
 
-  float v[2][4] = {}, second[2][4] = {}, gains[4] = {}, mus[4] = {};
+  constexpr int MOMENTS = MOMENT > 1 ? 2 : 1;
+  const float added = MOMENT == 2 ? eps * eps : 0.f, over_root = MOMENT == 2 ? inverse_root(rest) : 1.f;
+  const float root_rest = root(rest), factor = -LOG2E * over_root, factor_g = 2.f * factor;
+  float v[2][4] = {}, s[2][4] = {}, gains[4] = {}, mus[4] = {};
   if (MOMENT) {
 #pragma unroll
     for (int gate = 0; gate < 4; gate++) {
@@ -175,45 +179,42 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
       gains[gate] = gain && unit < H ? gain[(size_t)replica * each_gain * 4 * H + channel] : step;
       if (!TABLE && unit < H) mus[gate] = mu[(size_t)replica * each_mu * 4 * H + channel];
 #pragma unroll
-      for (int n = 0; n < 2; n++)
-        if (mine[n] && v0) {
-          const size_t at = ((size_t)replica * each_v * B + row + n) * 4 * H + channel;
-          v[n][gate] = v0[at];
-          if (MOMENT > 1) second[n][gate] = n0[at];
-        }
+      for (int n = 0; n < 2; n++) {
+        const size_t at = ((size_t)replica * each_v * B + row + n) * 4 * H + channel;
+        if (mine[n] && v0) v[n][gate] = v0[at];
+        if (MOMENT > 1) s[n][gate] = ((mine[n] && n0 ? n0[at] : 0.f) + added) * reciprocal(rest);
+      }
     }
-    kept_moments += (((size_t)replica * ((T + SPACING - 1) / SPACING) * B + row) * H + unit) * (MOMENT > 1 ? 2 : 1);
+    kept_moments += (((size_t)replica * ((T + SPACING - 1) / SPACING) * B + row) * H + unit) * MOMENTS;
   }
-  // The decay of a step, for two rows. Without a branch, behind which the load would be waited for.
-  const int first_row = decays > 1 ? min(row, B - 1) : 0, other_row = decays > 1 && row + 1 < B;
-  auto fades_of = [&](int t) {
-    if (!TABLE) return float2{0.f, 0.f};
-    const float *at = decay + (size_t)min(t, T - 1) * decays + first_row;
-    return float2{at[0], at[other_row]};
-  };
+  // The decays of the step that comes next, for two rows.
+  const int other_row = decays > 1 && row + 1 < B;
   float2 fades = {0.f, 0.f};
-  if (MOMENT) fades = fades_of(0);
+  if (TABLE) {
+    decay += decays > 1 ? min(row, B - 1) : 0;
+    fades = {decay[0], decay[other_row]};
+  }
 
-  const int warps = (H + 7) / 8, number = rank * WARPS + warp;
-  const bool keeps = KEEP && number < warps;
-  const size_t blocks = (size_t)warps * 32;
-  kept_gates += (((size_t)replica * total + start) * warps + number) * 32 * PARTS + lane;
-  kept_cells += ((((size_t)replica * (total + tiles) + start + tile) * warps + number) * 32 + lane) * PARTS;
+  constexpr int ALL_WARPS = CTAS * WARPS, BLOCKS = ALL_WARPS * 32 * PARTS;
+  const int number = rank * WARPS + warp;
+  kept_gates += ((size_t)replica * total + start) * BLOCKS + number * 32 * PARTS + lane;
+  kept_cells += ((size_t)replica * (total + tiles) + start + tile) * BLOCKS + (number * 32 + lane) * PARTS;
   auto keep_cells = [&]() {
     if (FINE)
       *(float2 *)kept_cells = {c[0], c[1]};
     else
       *kept_cells = half2_of(c[0], c[1]);
   };
-  if (keeps) keep_cells();
+  if (KEEP) keep_cells();
   y += (size_t)replica * N * H + place;
 
-  const u32 received = shared_address(barriers), hidden_at = shared_address(hidden);
-  if (thread == 0) {
+  // h_{t-1} comes on barrier t % 2. The first is there: nothing waits for a barrier's phase -1.
+  const u32 received = settled(shared_address(barriers)), hidden_at = settled(shared_address(hidden));
+  const bool first = settled(thread) == 0;
+  if (first) {
     create_barrier(received);
     create_barrier(received + 8);
     publish_barriers();
-    expect(received, 8 * WIDTH * 2 * PARTS);
     expect(received + 8, 8 * WIDTH * 2 * PARTS);
   }
   __syncthreads();
@@ -271,58 +272,64 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
       }
     }
   };
-  // The momentum's step t: the moments before it are kept, or are a row's last. Then, one after the other, what came in z
-  // of 8 gates and rows goes through it.
-  auto keep_moments = [&](int t) {
-    constexpr int MOMENTS = MOMENT > 1 ? 2 : 1;
+  // The momentum's step t, on what came in z.
+  auto advance = [&](int t, float(&z)[2][4]) {
+    if (KEEP && t % SPACING == 0) {
 #pragma unroll
-    for (int n = 0; n < 2; n++) {
-      if (mine[n] && KEEP && t % SPACING == 0 && t < ends[n]) {
-        float4 *to = kept_moments + ((size_t)(t / SPACING) * states + n * H) * MOMENTS;
-        to[0] = {v[n][0], v[n][1], v[n][2], v[n][3]};
-        if (MOMENT > 1) to[1] = {second[n][0], second[n][1], second[n][2], second[n][3]};
-      }
-      if (mine[n] && last_v && t == ends[n])
-#pragma unroll
-        for (int gate = 0; gate < 4; gate++) {
-          const size_t at = (((size_t)replica * B + row + n) * 4 + gate) * H + unit;
-          last_v[at] = v[n][gate];
-          if (MOMENT > 1) last_n[at] = second[n][gate];
+      for (int n = 0; n < 2; n++)
+        if (mine[n] && (!PACKED || t < ends[n])) {
+          float4 *to = kept_moments + n * H * MOMENTS;
+          to[0] = {v[n][0], v[n][1], v[n][2], v[n][3]};
+          if (MOMENT > 1) to[1] = {s[n][0], s[n][1], s[n][2], s[n][3]};
         }
+      kept_moments += states * MOMENTS;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      const int n = i / 4, gate = i % 4;
+      float &a = z[gate / 2][gate % 2 * 2 + n];
+      v[n][gate] = fmaf(TABLE ? (n ? fades.y : fades.x) : mus[gate], v[n][gate], gains[gate] * a);
+      if (MOMENT > 1) s[n][gate] = fmaf(beta, s[n][gate], fmaf(a, a, added));
+      a = v[n][gate];
+      if (MOMENT == 2) a *= inverse_root(s[n][gate]);
+      if (MOMENT == 3) a *= reciprocal(fmaf(root_rest, root(s[n][gate]), eps));
+      a = fmaf(gate == 2 ? factor_g : factor, a, gate == 0 ? b_hh.x : gate == 1 ? b_hh.y : gate == 2 ? b_hh.z : b_hh.w);
+    }
+    if (TABLE) {  // without a branch, behind which the load would be waited for
+      decay += t + 1 < T ? decays : 0;
+      fades = {decay[0], decay[other_row]};
     }
   };
-  auto drive_on = [&](int i, float(&z)[2][4]) {
-    const int n = i / 4, gate = i % 4;
-    float &a = z[gate / 2][gate % 2 * 2 + n];
-    v[n][gate] = fmaf(TABLE ? (n ? fades.y : fades.x) : mus[gate], v[n][gate], gains[gate] * a);
-    if (MOMENT > 1) second[n][gate] = fmaf(beta, second[n][gate], rest * a * a);
-    a = v[n][gate];
-    if (MOMENT == 2) a *= inverse_root(fmaf(eps, eps, second[n][gate]));
-    if (MOMENT == 3) a *= reciprocal(root(second[n][gate]) + eps);
-    a = fmaf(gate == 2 ? -2.f * LOG2E : -LOG2E, a, gate == 0 ? b_hh.x : gate == 1 ? b_hh.y : gate == 2 ? b_hh.z : b_hh.w);
-    asm volatile("" : "+f"(a));  // so that the compiler leaves it where it is
+  // The states of a row behind its last step.
+  float coming_z[2][4] = {}, h[2] = {0.f, 0.f};
+  Gates gates[2];
+  auto leave = [&](int n) {
+    const size_t at = (size_t)replica * states + place + n * H;
+    last_h[at] = h[n];
+    last_c[at] = c[n];
+#pragma unroll
+    for (int gate = 0; gate < 4; gate++) {
+      const size_t channel = (((size_t)replica * B + row + n) * 4 + gate) * H + unit;
+      if (EXTRAPOLATED) last_z[channel] = (gate == 2 ? -0.5f / LOG2E : -1.f / LOG2E) * old[n][gate];
+      if (MOMENT && last_v) last_v[channel] = v[n][gate];
+      if (MOMENT > 1 && last_v) last_n[channel] = fmaxf(fmaf(rest, s[n][gate], -added), 0.f);
+    }
   };
-  float coming_z[2][4] = {};
   if (MOMENT) {
     wait_for_copies<AHEAD - 2>();
     receive(0, coming_z);
-    keep_moments(0);
-#pragma unroll
-    for (int i = 0; i < 8; i++) drive_on(i, coming_z);
-    fades = fades_of(1);
+    advance(0, coming_z);
   }
 
-#pragma unroll 1
-  for (int t = 0; t < steps; t++) {
-    const u32 now = t & 1, next = now ^ 1;
-    // What does not need h. A momentum is one step ahead: it goes on while tensor cores are at work.
+  auto run = [&](int t, auto parity) {
+    constexpr u32 now = decltype(parity)::value, next = now ^ 1;
+    // What does not need h.
     float z[CHAINS][2][4] = {}, z_low[PARTS][2][4] = {};
     if (MOMENT) {
 #pragma unroll
       for (int e = 0; e < 8; e++) z[0][e / 4][e % 4] = coming_z[e / 4][e % 4], coming_z[e / 4][e % 4] = 0.f;
       wait_for_copies<AHEAD - 3>();
-      if (t + 1 < steps) receive(t + 1, coming_z);
-      keep_moments(t + 1);
+      receive(t + 1, coming_z);
     } else {
       wait_for_copies<AHEAD - 2>();
       receive(t, z[0]);
@@ -337,11 +344,10 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     fetch(t + AHEAD - 1);
     if (PACKED) y += (rows_of(t) - (t > 0 ? rows_of(t - 1) : 0)) * H;
 
-    if (CTAS == 1) {
+    if (CTAS == 1)
       __syncthreads();
-    } else if (t > 0) {
-      wait(received + 8 * now, (t - 1) / 2 & 1);
-    }
+    else
+      wait(received + 8 * now, (t - 1) >> 1 & 1);
 #pragma unroll
     for (int k = 0; k < SLICES; k += 2) {
       const uint4 h = load_matrices(from + now * BUFFER + k * 2 * BLOCK);
@@ -362,18 +368,11 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
           multiply_halves(z_low[1][m], load_four(own_low + (2 * k + 2 + m) * 512), h.z, h.w);
         }
       }
-      if (MOMENT) {
-#pragma unroll
-        for (int i = 8 * (k / 2) / CTAS; i < 8 * (k / 2 + 1) / CTAS; i++) drive_on(i, coming_z);
-      }
     }
 
     // While the products are on their way: nobody sends into this buffer again before it has our h_t.
-    if (CTAS > 1 && t > 0 && thread == 0) expect(received + 8 * now, 8 * WIDTH * 2 * PARTS);
-    if (MOMENT) fades = fades_of(t + 2);
+    if (CTAS > 1 && first) expect(received + 8 * now, 8 * WIDTH * 2 * PARTS);
 
-    Gates gates[2];
-    float h[2];
 #pragma unroll
     for (int n = 0; n < 2; n++) {
       float sums[4];
@@ -396,30 +395,31 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     }
 
     // 8 units x 8 rows to everyone: turned, lane 4 n + k holds units 2 k and 2 k + 1 of row n.
-    if (t + 1 < steps) {
-      u32 turned[PARTS];
-      const u32 high = half2_of(h[0], h[1]);
-      turned[0] = transpose(high);
-      if (FINE) {
-        const float2 rounded = floats_of(high);
-        turned[PARTS - 1] = transpose(half2_of((h[0] - rounded.x) * LOW, (h[1] - rounded.y) * LOW));
-      }
+    u32 turned[PARTS];
+    const u32 high = half2_of(h[0], h[1]);
+    turned[0] = transpose(high);
+    if (FINE) {
+      const float2 rounded = floats_of(high);
+      turned[PARTS - 1] = transpose(half2_of((h[0] - rounded.x) * LOW, (h[1] - rounded.y) * LOW));
+    }
 #pragma unroll
-      for (int part = 0; part < PARTS; part++) {
-        const u32 at = to + next * BUFFER + part * HIDDEN;
-        if (CTAS == 1) {
-          store(at, turned[part]);
-        } else {
+    for (int part = 0; part < PARTS; part++) {
+      const u32 at = to + next * BUFFER + part * HIDDEN;
+      if (CTAS == 1) {
+        store(at, turned[part]);
+      } else {
 #pragma unroll
-          for (int i = 0; i < CTAS; i++) send(at + window[i], turned[part], received + 8 * next + window[i]);
-        }
+        for (int i = 0; i < CTAS; i++) send(at + window[i], turned[part], received + 8 * next + window[i]);
       }
     }
 
-    if (mine[0] && t < ends[0]) y[0] = h[0];
-    if (mine[1] && t < ends[1]) y[H] = h[1];
+  };
+  // What nobody waits for. It stands behind a branch, for else the compiler moves it before the sends.
+  auto put = [&](int t) {
+    if (mine[0] && (!PACKED || t < ends[0])) y[0] = h[0];
+    if (mine[1] && (!PACKED || t < ends[1])) y[H] = h[1];
     if (!PACKED) y += states;
-    if (keeps) {
+    if (KEEP) {
       if (FINE) {
 #pragma unroll
         for (int n = 0; n < 2; n++)
@@ -429,22 +429,31 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
         *kept_gates = {counts_of(gates[0].i, gates[0].f), counts_of(gates[0].g, gates[0].o),
                        counts_of(gates[1].i, gates[1].f), counts_of(gates[1].g, gates[1].o)};
       }
-      kept_gates += blocks * PARTS;
-      kept_cells += blocks * PARTS;
+      kept_gates += BLOCKS;
+      kept_cells += BLOCKS;
       keep_cells();
     }
+    if (PACKED)
+#pragma unroll
+      for (int n = 0; n < 2; n++)
+        if (mine[n] && t + 1 == ends[n]) leave(n);
+  };
+#pragma unroll 1
+  for (int t = 0;; t += 2) {
+    run(t, Constant<0>());
+    if (t + 1 == steps) break;
+    put(t);
+    if (MOMENT) advance(t + 1, coming_z);
+    run(t + 1, Constant<1>());
+    if (t + 2 == steps) break;
+    put(t + 1);
+    if (MOMENT) advance(t + 2, coming_z);
+  }
+  put(steps - 1);
+  if (!PACKED)
 #pragma unroll
     for (int n = 0; n < 2; n++)
-      if (mine[n] && t + 1 == ends[n]) {
-        const size_t at = (size_t)replica * states + place + n * H;
-        last_h[at] = h[n];
-        last_c[at] = c[n];
-#pragma unroll
-        for (int gate = 0; gate < 4; gate++) {
-          const size_t channel = (((size_t)replica * B + row + n) * 4 + gate) * H + unit;
-          if (EXTRAPOLATED) last_z[channel] = (gate == 2 ? -0.5f / LOG2E : -1.f / LOG2E) * old[n][gate];
-        }
-      }
-  }
-  meet_cluster();  // nobody leaves while others may still write here
+      if (mine[n]) leave(n);
+  // Nobody leaves while others may still write here: the last h came for nothing else.
+  if (CTAS > 1) wait(received + 8 * (steps & 1), (steps - 1) >> 1 & 1);
 }

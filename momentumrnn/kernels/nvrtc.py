@@ -21,7 +21,7 @@ Defines = tuple[tuple[str, int], ...]
 
 WINDOWS = os.name == "nt"
 # Attributes of a kernel, as the driver numbers them.
-LOCAL_BYTES, REGISTERS, DYNAMIC_SHARED, SHARED_PERCENT = 3, 4, 8, 9
+STATIC_SHARED, LOCAL_BYTES, REGISTERS, DYNAMIC_SHARED, SHARED_PERCENT = 1, 3, 4, 8, 9
 NO_CONTEXT = 201  # an error of the driver
 FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
@@ -111,6 +111,9 @@ class Kernel:
         self.name, self.device = name, device
         self._context, self._function = context, function.value
         self._shared = self._attribute(DYNAMIC_SHARED)
+        # So much dynamic shared memory leaves a multiprocessor to one CTA.
+        most = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+        self.alone = most - self._attribute(STATIC_SHARED)
         # The driver would leave a multiprocessor with as much shared memory as one CTA needs, and so alone.
         self._set(SHARED_PERCENT, 100)
 

@@ -5,6 +5,12 @@ using u16 = unsigned short;
 using u32 = unsigned int;
 using u64 = unsigned long long;
 
+// A number that is known at compile time, as an argument.
+template <int N>
+struct Constant {
+  static constexpr int value = N;
+};
+
 // ---- numbers
 
 __device__ inline float exp2_fast(float x) {
@@ -92,6 +98,13 @@ __device__ inline u32 transpose(u32 matrix) {
 // ---- shared memory
 
 __device__ inline u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
+// The same number in a register: the compiler would make it anew in every step, from a special register, which takes 20
+// cycles and more.
+__device__ inline u32 settled(u32 x) {
+  u32 y;
+  asm volatile("shfl.sync.idx.b32 %0, %1, %2, 31, -1;" : "=r"(y) : "r"(x), "r"((u32)threadIdx.x));
+  return y;
+}
 __device__ inline void store(u32 address, u32 x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
@@ -169,10 +182,12 @@ __device__ inline void store_there(u32 address, u32 x) {
   asm volatile("st.shared::cluster.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
 // Stores that count their bytes on a barrier of the receiving CTA.
-__device__ inline void send(u32 address, u32 x, u32 barrier) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(address),
-               "r"(x), "r"(barrier)
-               : "memory");
+__device__ inline void send(u32 address, u32 x, u32 barrier, bool here = true) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.u32 p, %3, 0; "
+      "@p st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2]; }" ::"r"(address),
+      "r"(x), "r"(barrier), "r"((u32)here)
+      : "memory");
 }
 __device__ inline void send(u32 address, float x, float y, u32 barrier) {
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1,%2}, [%3];" ::"r"(
@@ -190,10 +205,12 @@ __device__ inline void publish_barriers() { asm volatile("fence.mbarrier_init.re
 __device__ inline void expect(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
+// What comes over these barriers is shared memory alone, so that this CTA's scope will do; that of the cluster would throw
+// away what the first-level cache has of global memory, in every step.
 __device__ inline bool complete(u32 barrier, u32 phase) {
   u32 done;
   asm volatile(
-      "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+      "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
       : "=r"(done)
       : "r"(barrier), "r"(phase)
       : "memory");
