@@ -221,7 +221,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   meet_cluster();
 
   // Inputs on their way. Each thread copies what it will read itself, so nobody waits for others.
-  const u32 own = shared_address(inputs) + (EXTRA ? 8 : 16) * thread;
+  const u32 own = settled(shared_address(inputs) + (EXTRA ? 8 : 16) * thread);
   extra += (((size_t)replica * each_input * total + start) * EXTRA * 32 + lane) * 2;
   drive += (size_t)replica * each_input * N * H + place;
   auto fetch = [&](int t) {
@@ -294,6 +294,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
       if (MOMENT == 2) a *= inverse_root(s[n][gate]);
       if (MOMENT == 3) a *= reciprocal(fmaf(root_rest, root(s[n][gate]), eps));
       a = fmaf(gate == 2 ? factor_g : factor, a, gate == 0 ? b_hh.x : gate == 1 ? b_hh.y : gate == 2 ? b_hh.z : b_hh.w);
+      asm volatile("" : "+f"(a));  // so that the compiler doesn't move it behind the next wait
     }
     if (TABLE) {  // without a branch, behind which the load would be waited for
       decay += t + 1 < T ? decays : 0;
