@@ -50,14 +50,10 @@ class Channel:
         """The decay of a step, of which channels have none of their own."""
         if not self.k.TABLE:
             return np.zeros(b.shape)
-        return self.decay.load(t * self.decays + b if self.decays > 1 else t + 0 * b, there)
+        return self.decay.load(t * self.decays + (b if self.decays > 1 else 0 * b), there)
 
     def of(self, fade):
         return fade[:, None] if self.k.TABLE else self.mu
-
-
-def second_moment(n, beta, rest, a):
-    return beta * n + rest * a * a
 
 
 def inverse_root(x):
@@ -107,20 +103,22 @@ def drive_backward(
     kept += (r * -(-T // k.SPACING) * states + b * width + own.j // 4 * 4) * (1 + k.SECOND) + own.j % 4
     before_here = r * room - (begins[first] if k.PACKED else first * B)
 
-    to_v, to_n = dv[r * states + state], np.zeros(shape)
+    added = eps * eps if k.MOMENT == 2 else 0
+    over_root, root_rest = inverse_root(rest) if k.MOMENT == 2 else 1, np.sqrt(rest)
+    to_v, to_s = dv[r * states + state], np.zeros(shape)
     if k.SECOND:
-        to_n = -2 * dn[r * states + state]
+        to_s = -2 * rest * dn[r * states + state]
     dw, db, dmu, dgain = np.zeros((*shape, k.FEATURES)), *np.zeros((3, *shape))
 
     def back(s, steps):
         """The steps from s on, of each thread so many, or none."""
-        nonlocal to_v, to_n, dw, db, dmu, dgain
+        nonlocal to_v, to_s, dw, db, dmu, dgain
         # Nothing of the steps after these is there any more.
         held, fades, columns = [None] * k.SPACING, [None] * k.SPACING, np.full((k.SPACING, *shape), np.nan)
-        by_v, by_n, before = np.full((3, k.SPACING, *shape), np.nan)
+        by_v, by_s, before = np.full((3, k.SPACING, *shape), np.nan)
         from_, any_ = kept + s // k.SPACING * states * (1 + k.SECOND), steps > 0
         v = np.stack([from_.load(c, any_) for c in own.c], -1)
-        n = np.stack([from_.load(4 + c, any_) for c in own.c], -1) if k.SECOND else np.zeros(shape)
+        second = np.stack([from_.load(4 + c, any_) for c in own.c], -1) if k.SECOND else np.zeros(shape)
         every = [(m, m < steps, np.where(m < steps, s + m, 0)) for m in range(k.SPACING)]
 
         def a_of(m):
@@ -128,7 +126,7 @@ def drive_backward(
 
         for m, now, t in every:
             here = before_here + row(t)
-            at, scale = (here * width + own.j)[:, None] + own.c, scales.load(here, now)[:, None]
+            at, scale = (here * width + own.j)[:, None] + own.c, scales.load(here, now)[:, None] * over_root
             by_v[m] = dz.load(at, now[:, None]) * scale
             if k.FINE:
                 by_v[m] += dz_low.load(at, now[:, None]) / 2048 * scale
@@ -143,11 +141,11 @@ def drive_backward(
                 before[m] = v
             v = choose(now, channels.of(fades[m]) * v + channels.gain * a, v)
             if k.SECOND:
-                n = choose(now, second_moment(n, beta, rest, a), n)
-                over = inverse_root(n + eps * eps if k.MOMENT == 2 else n)
-                factor = over if k.MOMENT == 2 else 1 / (np.sqrt(n) + eps)
+                second = choose(now, beta * second + (a * a + added), second)
+                over = inverse_root(second)
+                factor = over if k.MOMENT == 2 else 1 / (root_rest * np.sqrt(second) + eps)
                 by_v[m] *= factor
-                by_n[m] = by_v[m] * (v * factor) * over
+                by_s[m] = by_v[m] * (v * factor) * (over if k.MOMENT == 2 else root_rest * over)
         for m, now, t in reversed(every):
             a = a_of(m)
             to_v = choose(now, to_v + by_v[m], to_v)
@@ -157,18 +155,18 @@ def drive_backward(
             to_a = channels.gain * to_v
             to_v = choose(now, to_v * channels.of(fades[m]), to_v)
             if k.SECOND:
-                to_n = choose(now, to_n + by_n[m], to_n)
-                to_a = to_a - rest * a * to_n
-                to_n = choose(now, to_n * beta, to_n)
+                to_s = choose(now, to_s + by_s[m], to_s)
+                to_a = to_a - a * to_s
+                to_s = choose(now, to_s * beta, to_s)
             db = choose(now, db + to_a, db)
             if k.HELD:
                 dw = choose(now, dw + to_a[..., None] * held[m][:, None, : k.FEATURES], dw)
             else:
                 columns[m] = choose(now, to_a, np.nan)
             if k.PASSED:
-                to = da + (((before_here + row(t)) * width + own.j)[:, None] + own.c)
-                for part in range(2 + k.FINE):
-                    to.store(part * k.replicas * room * width, bfloats(to_a)[..., 0], now[:, None])
+                to = da + (((before_here + row(t)) * width * k.PARTS + own.j)[:, None] + own.c)
+                for part in range(k.PARTS):
+                    to.store(part * width, bfloats(to_a)[..., 0], now[:, None])
                     to_a = low_part(to_a)
         for m, now, t in [] if k.HELD else every:
             dw = choose(now, dw + columns[m][..., None] * read(t, now)[:, None], dw)
@@ -182,7 +180,7 @@ def drive_backward(
         s = s - k.SPACING
     dv.store(r * states + state, to_v)
     if k.SECOND:
-        dn.store(r * states + state, -0.5 * to_n)
+        dn.store(r * states + state, -0.5 / rest * to_s)
     to = sums + (r * states + b[:, None] * width + own.j[:, None] + own.c) * k.SUMS
     for f, one in enumerate([*np.moveaxis(dw, -1, 0), db, *([dmu, dgain] if k.LEARNED else [])]):
         to.store(f, to[f] + one)

@@ -117,13 +117,12 @@ def reference(case, given, g, last, dtype=F64):
     v = torch.zeros(R, B, width, dtype=dtype) if v0 is None else v0.expand(R, B, width)
     n = torch.zeros(R, B, width, dtype=dtype) if n0 is None else n0.expand(R, B, width)
     s = case.step if gain is None else gain.unsqueeze(1)
-    loss, kept = 0, []
+    loss, kept, added = 0, [], case.eps**2 if case.moment == 2 else 0
     for t in range(T):
         if t % fused.SPACING == 0:
             there = case.rows[t].view(-1, 1, 1, 1)
-            kept.append(
-                torch.stack([weave(one) for one in (v, n)[: case.moment]], -2).where(there, torch.nan)
-            )
+            moments = [v, (n + added) / (1 - case.beta)][: case.moment]
+            kept.append(torch.stack([weave(one) for one in moments], -2).where(there, torch.nan))
         d = decay[t].view(-1, 1) if mu is None else mu.unsqueeze(1)
         now = case.rows[t].view(-1, 1)
         v = torch.where(now, d * v + s * a[:, t], v)
@@ -200,14 +199,14 @@ def run(case, given, gradient, last, kept, kernel, device="cpu", real=F64, half=
             buffer[:, :count] = place(weave(t) if t.dim() > 2 else t, dtype)
             return buffer
 
-        da = new(2 + case.fine, R, room, H, 4, dtype=bfloat) if case.passed else None
+        da = new(R, room, 2 + case.fine, H, 4, dtype=bfloat) if case.passed else None
         backward(*case.launch, [
             *inputs, kept, *at, chunk(high, half), chunk(low, half) if case.fine else None,
             chunk(power, real), *carried, sums, da, first, end, room, *sizes, *eaches, *case.numbers,
         ])  # fmt: skip
         if da is not None:
-            assert da[:, :, count:].isnan().all()
-            found[:, rows] = da[:, :, :count].to("cpu", F64).sum(0)
+            assert da[:, count:].isnan().all()
+            found[:, rows] = da[:, :count].to("cpu", F64).sum(2)
     total = unweave(sums.to("cpu", F64).movedim(-1, 0)).sum(2)  # (F + 3, R, 4 H)
     if not case.kind["LEARNED"]:
         assert not total[F + 1 :].any(), "a kernel that is not for d mu and d gain left some"

@@ -121,7 +121,7 @@ def test_timing(T, B, H, features, moment, learned, capsys):
     ]  # fmt: skip
     kept = new(1, -(-T // fused.SPACING), B, H, moment, 4).abs()
     halves = [new(1, T * B, H, 4, dtype=torch.float16) for _ in range(2)]
-    da = new(3, 1, T * B, H, 4, dtype=torch.bfloat16)
+    da = new(1, T * B, 3, H, 4, dtype=torch.bfloat16)
     sums = torch.zeros(1, B, H, 4, features + 3, device="cuda")
     scales, dv = new(1, T * B).abs(), new(1, B, 4 * H)
     dn = new(1, B, 4 * H) if case.second else None

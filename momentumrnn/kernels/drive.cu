@@ -20,6 +20,7 @@ constexpr int THREADS = 128;                        // of a block
 constexpr int SPACING = 8;                          // steps from one kept state to the next, as in `lstm_forward`
 constexpr int WIDTH = FEATURES > 0 ? FEATURES : CHANNELS;  // numbers that a thread reads in a step
 constexpr int HELD = FEATURES > 2 ? 0 : 1;          // whether x of so many steps is in registers
+constexpr int PARTS = 2 + FINE;                     // of da
 constexpr int SUMS = FEATURES + 3;                  // of a row and channel: dW, db, d mu, d gain
 
 // What rounding to bfloat16 loses; nothing of inf.
@@ -47,6 +48,23 @@ struct Owned {
     j = i % (4 / CHANNELS * H) * CHANNELS;
   }
   __device__ int place(int c) const { return (j % 4 + c) * H + j / 4; }  // of a channel in torch's order
+};
+// The features of a row, so many in one load as its place allows: loads are what many features cost.
+struct Row {
+  static constexpr int TOGETHER = FEATURES % 4 == 0 ? 4 : FEATURES % 2 == 0 ? 2 : 1;
+  float x[FEATURES > 0 ? FEATURES : 1];
+
+  __device__ explicit Row(const float *from) {
+#pragma unroll
+    for (int f = 0; f < FEATURES; f += TOGETHER) {
+      if (TOGETHER == 4)
+        *(float4 *)(x + f) = *(const float4 *)(from + f);
+      else if (TOGETHER == 2)
+        *(float2 *)(x + f) = *(const float2 *)(from + f);
+      else
+        x[f] = from[f];
+    }
+  }
 };
 // The numbers of a channel.
 struct Channel {
@@ -101,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                    float *__restrict__ dv,             // (R, B, 4 H): comes with d dv of step `last`, or what last_v
                    float *__restrict__ dn,             // and last_n have; goes with d dv of step `first`
                    float *__restrict__ sums,           // (R, B, H, 4, SUMS), added to
-                   u16 *__restrict__ da,               // (2, or 3 if FINE, R, room, H, 4): bfloat16s that add up to it; if PASSED
+                   u16 *__restrict__ da,               // (R, room, PARTS, H, 4): bfloat16s that add up to it; if PASSED
                    int first, int last, int room, int T, int B, int H, int N, int decays, int each_x,
                    int each_w, int each_bias, int each_mu, int each_gain, float step, float beta, float rest,
                    float eps) {  // rest: 1 - beta
@@ -146,6 +164,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     const size_t begin = row(s), here = before_here + begin, place = here * width + own.j, pitch = (size_t)B * width;
     const u16 *dz_here = dz + place, *low_here = dz_low + place;
+    u16 *da_here = da + here * width * PARTS + own.j;
     const float *scales_here = scales + here, *x_here = x + begin * stride;
     // The rows that step s + k is ahead, and their channels.
     auto ahead = [&](int k) { return PACKED ? row(s + k) - begin : (size_t)k * B; };
@@ -169,9 +188,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (!HELD) {
 #pragma unroll 4
       for (int k = 0; k < steps; k++) {
-        const float *from = x_here + ahead(k) * stride;
+        const Row row(x_here + ahead(k) * stride);
 #pragma unroll
-        for (int c = 0; c < CHANNELS; c++) columns[k][c][threadIdx.x] = channels[c].project(from, c);
+        for (int c = 0; c < CHANNELS; c++) columns[k][c][threadIdx.x] = channels[c].project(row.x, c);
       }
     }
     auto a_of = [&](int k, int c) {
@@ -220,10 +239,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
           for (int f = 0; f < FEATURES && HELD; f++) dw[c][f] = fmaf(to_a[c], held[HELD ? k : 0][f], dw[c][f]);
         }
         if (PASSED) {
-          u16 *to = da + place + channels_ahead(k);
+          u16 *to = da_here + channels_ahead(k) * PARTS;
 #pragma unroll
-          for (int part = 0; part < 2 + FINE; part++) {
-            put_bfloats(to + part * (size_t)gridDim.y * room * width, to_a);
+          for (int part = 0; part < PARTS; part++) {
+            put_bfloats(to + part * width, to_a);
 #pragma unroll
             for (int c = 0; c < CHANNELS; c++) to_a[c] = low_part(to_a[c]);
           }
@@ -232,11 +251,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (!HELD) {
 #pragma unroll 4
       for (int k = 0; k < steps; k++) {
-        const float *from = x_here + ahead(k) * stride;
+        const Row row(x_here + ahead(k) * stride);
 #pragma unroll
         for (int c = 0; c < CHANNELS; c++)
 #pragma unroll
-          for (int f = 0; f < FEATURES; f++) dw[c][f] = fmaf(columns[k][c][threadIdx.x], from[f], dw[c][f]);
+          for (int f = 0; f < FEATURES; f++) dw[c][f] = fmaf(columns[k][c][threadIdx.x], row.x[f], dw[c][f]);
       }
     }
   };

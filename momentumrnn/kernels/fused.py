@@ -26,9 +26,9 @@ MANY = 24_000  # units of all rows, from which on a thread of `drive_backward` h
 INPUTS = 144  # bytes of shared memory of a thread of the backward pass, for inputs on their way
 # Bytes of the gates' gradients that are in memory at a time, as long as that takes at most so many chunks.
 CHUNK, CHUNKS = 72 << 20, 8
-# Of the multiprocessors the share that a recurrence may take, so that the rest of the backward pass runs beside it, and in
-# how many chunks, from so many steps on.
-BESIDE, PARTS, LONG = 0.75, 4, 64
+# The rest of the backward pass runs beside the recurrence, in so many chunks, of at least so many steps; and not on the same
+# multiprocessors, if this takes at most this share of them.
+CHUNKS_BESIDE, STEPS_BESIDE, ALONE = 4, 150, 0.75
 # Rows that one product adds up, if fine: tensor cores cut sums off, always towards 0.
 GROUP = 1024
 LOW = 1 / 2048  # the weight of low parts
@@ -156,8 +156,8 @@ def backward(
     packed, low = run.new(replicas * threads * 4), run.new(replicas * threads * 4) if fine else None
     run("pack_backward", threads, replicas, i.w_hh, packed, low, C, H)
     clusters = R * -(-B // TILE)
-    apart = run.beside(C * clusters) and T >= LONG
-    length = _chunk(size, driven, fine, apart)
+    beside = i.x.is_cuda and T >= 2 * STEPS_BESIDE
+    length = _chunk(size, driven, fine, beside)
     firsts = range((T - 1) // length * length, -1, -length)
     begins = [0, *accumulate(i.sizes)] if i.sizes else range(0, N + 1, B)
     room = max(begins[min(t + length, T)] - begins[t] for t in firsts)
@@ -165,8 +165,8 @@ def backward(
     # All chunks use the same memory, or every second one. If fine, what a chunk does not fill should be zeros, see
     # `_grouped`: the first one has the fewest rows.
     halves = functools.partial(torch.zeros if fine else torch.empty, dtype=torch.float16, device=i.x.device)
-    dz = halves(1 + apart, R, room, 4 * H)
-    dz_low = halves(1 + apart, R, room, 4 * H) if fine else None
+    dz = halves(1 + beside, R, room, 4 * H)
+    dz_low = halves(1 + beside, R, room, 4 * H) if fine else None
     scales = i.x.new_empty(len(firsts), R, room)
     scale_tops = torch.zeros(len(firsts), R, dtype=torch.int32, device=i.x.device)
     states = [(dh, dc, d_z)]
@@ -174,7 +174,10 @@ def backward(
         z = i.x.new_empty(R, B, 4 * H) if extrapolated else None
         states.append((i.x.new_empty(R, B, H), i.x.new_empty(R, B, H), z))
     kernel = _kernel("lstm_backward", i.x.device.index, CTAS=C, **_kind(i))
-    beside = _Beside(i.x.device) if apart else None
+    shared = INPUTS * 32 * WARPS + (16384 * tiles if fine else 0)
+    if beside and C * clusters <= ALONE * _multiprocessors(i.x.device.index):
+        shared = kernel.alone
+    chunks = _Beside(i.x.device) if beside else None
 
     def recur(k: int) -> None:
         """The recurrence of a chunk."""
@@ -185,13 +188,13 @@ def backward(
             [packed, low, gates, cells, dy, *states[k], i.j0, dz[k % len(dz)], low_here, scales[k], scale_tops[k],
              *states[k + 1], *run.rows, T, first, min(first + length, T), B, H, N, total, room, i.every,
              _each(i.w_hh, R), _each(i.j0, R)],
-            kernel.alone if apart and globals().get("ALONE", 1) else INPUTS * 32 * WARPS + (16384 * tiles if fine else 0),
+            shared,
         )  # fmt: skip
 
-    if beside is not None:
-        beside.fork()
+    if chunks is not None:
+        chunks.fork()
         for k in range(2):
-            beside(k, recur)
+            chunks(k, recur)
     v = x_tops = i.x  # of a drive that was given neither is read
     if to_weights and i.w_ih is not None and not driven:
         v, x_tops = _filtered(run, i, size)
@@ -204,10 +207,10 @@ def backward(
     products, dxs = [], []
     right = halves(R, room, columns * (1 + fine)) if to_weights else None
     for k, first in enumerate(firsts):
-        if beside is None:
+        if chunks is None:
             recur(k)
         else:
-            beside.join(k)
+            chunks.join(k)
         last = min(first + length, T)
         before, rows = begins[first], begins[last] - begins[first]
         high, rest = dz[k % len(dz)], None if dz_low is None else dz_low[k % len(dz)]
@@ -222,8 +225,8 @@ def backward(
             run("unweave", rows * H, R, high, rest, scales[k], dx, before, rows, room, N, H)
         elif woven is not None:
             dxs.append(_by_columns(high[:, :rows], None if rest is None else rest[:, :rows], woven, D))
-        if beside is not None and k + 2 < len(firsts):
-            beside(k + 2, recur)
+        if chunks is not None and k + 2 < len(firsts):
+            chunks(k + 2, recur)
     dh, dc, d_z = states[-1]
 
     found: list[Tensor | None] = [None] * 5
@@ -322,7 +325,8 @@ class _Behind:
         needed = dx is not None or self.left is not None
         # Rows beyond those of this chunk are zeros, for products over whole groups.
         new = torch.zeros if fine else torch.empty
-        da = new(self.parts, R, room, 4 * H, dtype=torch.bfloat16, device=i.x.device) if needed else None
+        shape = R, room, self.parts, 4 * H
+        da = new(shape, dtype=torch.bfloat16, device=i.x.device) if needed else None
         kind = _drive_kind(i, self.size, da is not None)
         kernel = _kernel("drive_backward", i.x.device.index, **kind)
         dv, dn = self.carried
@@ -338,16 +342,18 @@ class _Behind:
         if da is None:
             return
         each, of_x, of_w = (6, (0, 2, 4), (0, 1, 3)) if fine else (3, (0, 1), (0, 2))
+        # Parts are beside each other for products over rows, and rows of their own for those over channels.
         if self.left is not None:
             left = self.left[:, before : before + rows].expand(R, -1, -1)
             if fine:
                 left = torch.nn.functional.pad(left, (0, 0, 0, room - rows))
-            found = [_grouped(d, left) if fine else _product(d[:, :rows].mT, left) for d in da]
-            self.dw.append(_parts(found, each, of_x, D))
+            beside = da.flatten(2)
+            found = _grouped(beside, left) if fine else _product(beside[:, :rows].mT, left)
+            self.dw.append(_parts(found.unflatten(1, shape[2:]).unbind(1), each, of_x, D))
         if dx is not None:
             assert self.right is not None
-            found = [_product(d[:, :rows], self.right.expand(R, -1, -1)) for d in da]
-            dx[:, before : before + rows] = _parts(found, each, of_w, D)
+            found = _product(da[:, :rows].flatten(1, 2), self.right.expand(R, -1, -1))
+            dx[:, before : before + rows] = _parts(found.unflatten(1, (rows, self.parts)).unbind(2), each, of_w, D)
 
     def found(self) -> tuple[Tensor | None, ...]:
         """The gradients of w_ih, b_ih, mu, gain, v0 and n0."""
@@ -419,10 +425,11 @@ def _prepared(i: Inputs) -> Inputs:
     return dense if i.sizes else dense._replace(x=dense.x.flatten(1, 2))
 
 
-def _chunk(size: Sizes, driven: bool, fine: bool, apart: bool) -> int:
-    """Steps of which the gates' gradients are in memory at a time; apart: of two such parts."""
-    total = size.R * size.N * size.H * (16 if fine else 8) * (1 + apart)
-    length = -(-size.T // min(CHUNKS, max(PARTS if apart else 1, -(-total // CHUNK))))
+def _chunk(size: Sizes, driven: bool, fine: bool, beside: bool) -> int:
+    """Steps of which the gates' gradients are in memory at a time; beside: two such chunks are."""
+    total = size.R * size.N * size.H * (16 if fine else 8) * (1 + beside)
+    least = min(CHUNKS_BESIDE, size.T // STEPS_BESIDE) if beside else 1
+    length = -(-size.T // min(CHUNKS, max(least, -(-total // CHUNK))))
     return -(-length // SPACING) * SPACING if driven else length
 
 
@@ -573,10 +580,6 @@ class _Launcher:
     def __init__(self, i: Inputs) -> None:
         self.device, self.fine = i.x.device, i.fine
         self.rows = _rows(i.sizes, self.device) if i.sizes else Rows()
-
-    def beside(self, ctas: int) -> bool:
-        """Whether a recurrence of so many CTAs leaves enough of the GPU for the rest beside it."""
-        return self.device.type == "cuda" and ctas <= BESIDE * _multiprocessors(self.device.index)
 
     def new(self, length: int) -> Tensor:
         return torch.empty(length, dtype=torch.int32, device=self.device)

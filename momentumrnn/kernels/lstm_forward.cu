@@ -439,16 +439,20 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
       for (int n = 0; n < 2; n++)
         if (mine[n] && t + 1 == ends[n]) leave(n);
   };
+  // A branch over which the compiler does not move the wait: before the momentum, that would wait, too.
+  const bool never = total < 0;
 #pragma unroll 1
   for (int t = 0;; t += 2) {
     run(t, Constant<0>());
     if (t + 1 == steps) break;
     put(t);
     if (MOMENT) advance(t + 1, coming_z);
+    if (MOMENT && never) break;
     run(t + 1, Constant<1>());
     if (t + 2 == steps) break;
     put(t + 1);
     if (MOMENT) advance(t + 2, coming_z);
+    if (MOMENT && never) break;
   }
   put(steps - 1);
   if (!PACKED)
