@@ -1,15 +1,22 @@
 """Where the time of a training step of one LSTM layer goes: each kernel's share, by torch's profiler.
 
-    python benchmarks/kernels.py --json results/bench/NAME.json [--shapes ...] [--momenta ...]
+    python benchmarks/kernels.py --json results/bench/NAME.json [--shapes ...] [--momenta ...] [--stages]
 
 Needs an NVIDIA GPU on which the backend "cuda" runs. For each shape, momentum and mode (TF32, TF32 off):
-microseconds of each kernel in a step, mean over some steps, launches of it, and the sum of all. The profiler
+microseconds of each kernel in a step, mean over some steps, launches of it, and the sum of all; and those of
+the step as a whole, replayed from a CUDA graph, which are fewer where kernels run side by side. The profiler
 costs time between kernels, not in them.
+
+With --stages, in TF32 alone: the cycles of each stage of a time step, in the first warp. The sources of both
+recurrences say where a stage begins, "// stage N: NAME"; there a clock is read, which costs some cycles.
 """
 
 import argparse
+import ctypes
 import json
+import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +25,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import momentumrnn as mr
 from momentumrnn.bench import SHAPES
+from momentumrnn.kernels import fused, nvrtc
 from momentumrnn.provenance import provenance
 
 MOMENTA = {
@@ -28,20 +36,34 @@ MOMENTA = {
 }
 PAPER = ("pmnist256", "pmnist128", "timit158", "copy190-2k", "adding128")
 STEPS = 5
+REPLAYS = 20
+STAGE = re.compile(r"// stage (\d): ([^\n]*)")
+WATCH = """
+  long long spent[8] = {}, since = clock64();
+  auto stage_after = [&](int before) {
+    const long long now = clock64();
+    spent[before] += now - since;
+    since = now;
+  };
+"""
+NOTE = """
+  if (thread == 0 && blockIdx.x == 0 && blockIdx.y == 0)
+    for (int i = 0; i < 8; i++) stages[i] = (int)(spent[i] / steps);
+}
+"""
 
 
-def shares(shape: str, momentum: str, tf32: bool) -> dict[str, Any]:
-    """Microseconds and launches of each kernel in a training step."""
+def training_step(shape: str, momentum: str) -> Callable[[], object]:
     size = SHAPES[shape]
     torch.manual_seed(0)
-    torch.backends.cudnn.allow_tf32 = tf32
     net = mr.LSTM(size.D, size.H, momentum=MOMENTA[momentum], device="cuda", backend="cuda")
     x, dy = torch.randn(size.T, size.B, size.D).cuda(), torch.randn(size.T, size.B, size.H).cuda()
     weights = list(net.parameters())
+    return lambda: torch.autograd.grad(net(x)[0], weights, dy)
 
-    def step() -> None:
-        torch.autograd.grad(net(x)[0], weights, dy)
 
+def shares(step: Callable[[], object]) -> dict[str, Any]:
+    """Microseconds and launches of each kernel in a training step."""
     for _ in range(3):
         step()
     torch.cuda.synchronize()
@@ -55,7 +77,72 @@ def shares(shape: str, momentum: str, tf32: bool) -> dict[str, Any]:
         if event.self_device_time_total > 0
     }
     ordered = dict(sorted(kernels.items(), key=lambda item: -item[1]["us"]))
-    return {"all_us": sum(k["us"] for k in kernels.values()), "kernels": ordered}
+    return {"step_us": replayed(step), "all_us": sum(k["us"] for k in kernels.values()), "kernels": ordered}
+
+
+def replayed(step: Callable[[], object]) -> float:
+    """Microseconds of a step from a CUDA graph."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    graph.replay()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(REPLAYS):
+        graph.replay()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) * 1000 / REPLAYS
+
+
+def stages(step: Callable[[], object]) -> dict[str, Any]:
+    """Cycles of each stage of a time step, by clocks in the kernels."""
+    known, watched = fused.source, {}
+
+    def source(name: str) -> str:
+        text = known(name)
+        names = {int(number): what for number, what in STAGE.findall(text)}
+        if names:
+            text = STAGE.sub(lambda m: f"stage_after({(int(m[1]) - 1) % len(names)});", text)
+            place = re.search(r"\n  const int thread = threadIdx.x,", text)
+            before, after = text[: place.start()], text[place.start() :].rstrip()[:-1]
+            text = f"__device__ int stages[8];\n{before}{WATCH}{after}{NOTE}"
+            watched[name] = text, names
+        return text
+
+    fused.source = source
+    for cached in (fused._kernel, fused._ready):
+        cached.cache_clear()
+    loaded = {}
+    load = nvrtc.load
+
+    def noted(text: str, name: str, defines: nvrtc.Defines, device: int) -> nvrtc.Kernel:
+        loaded[name] = text, defines, device  # the last one with this name: the forward pass that keeps
+        return load(text, name, defines, device)
+
+    nvrtc.load = noted
+    try:
+        for _ in range(2):
+            step()
+        torch.cuda.synchronize()
+        return {name: read_stages(*loaded[name], watched[name][1]) for name in watched}
+    finally:
+        fused.source, nvrtc.load = known, load
+        for cached in (fused._kernel, fused._ready):
+            cached.cache_clear()
+
+
+def read_stages(text: str, defines: nvrtc.Defines, device: int, names: dict[int, str]) -> dict[str, int]:
+    context, module = nvrtc._module(text, defines, device)
+    place, size, cycles = ctypes.c_void_p(), ctypes.c_size_t(), (ctypes.c_int * 8)()
+    driver = nvrtc._driver()
+    nvrtc._call(context, driver.cuModuleGetGlobal_v2, ctypes.byref(place), ctypes.byref(size),
+                ctypes.c_void_p(module), b"stages")  # fmt: skip
+    nvrtc._call(context, driver.cuMemcpyDtoH_v2, cycles, place, ctypes.c_size_t(ctypes.sizeof(cycles)))
+    found = {names[number]: cycles[number] for number in sorted(names)}
+    if dict(defines).get("MOMENT") == 0:  # behind the stores comes the next step
+        found["stores"] += found.pop("momentum")
+    return found
 
 
 def main() -> None:
@@ -64,6 +151,7 @@ def main() -> None:
     known = [name for name, size in SHAPES.items() if size.cell == "lstm" and size.H <= 256]
     parser.add_argument("--shapes", nargs="+", choices=known, default=PAPER)
     parser.add_argument("--momenta", nargs="+", choices=list(MOMENTA), default=["None", "Adam"])
+    parser.add_argument("--stages", action="store_true", help="cycles of the stages of a time step")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("benchmarks/kernels.py needs an NVIDIA GPU, and there is none")
@@ -71,11 +159,13 @@ def main() -> None:
     result["cases"] = {}
     for shape in args.shapes:
         for momentum in args.momenta:
-            for tf32 in (True, False):
+            for tf32 in (True,) if args.stages else (True, False):
+                torch.backends.cudnn.allow_tf32 = tf32
                 name = f"{shape}, {momentum}, {'TF32' if tf32 else 'TF32 off'}"
-                case = result["cases"][name] = shares(shape, momentum, tf32)
-                print(f"{name}: {case['all_us']:.0f} us")
-                for kernel, share in list(case["kernels"].items())[:8]:
+                step = training_step(shape, momentum)
+                case = result["cases"][name] = stages(step) if args.stages else shares(step)
+                print(f"{name}: {case}" if args.stages else f"{name}: {case['step_us']:.0f} us")
+                for kernel, share in list(case.get("kernels", {}).items())[:8]:
                     print(f"  {share['us']:8.1f} us  {share['launches']:4.1f} x  {kernel[:80]}")
                 if args.json:
                     args.json.write_text(json.dumps(result, indent=2) + "\n")

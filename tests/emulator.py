@@ -8,6 +8,7 @@ sizes of shared memory and the bytes that barriers wait for are read from there.
 - Memory is watched. Nothing is read before it is written or beyond its end; every element of an output is
   written once; and accesses of shared memory by two warps, one of which writes, need a barrier between them
   that orders them in every schedule, not in this one alone (clocks of Lamport's kind, one for each warp).
+  No CTA leaves before it knows that all that others write there has come.
 """
 
 import re
@@ -32,23 +33,30 @@ def source(name):
 
 @cache
 def code(expression):
-    return compile(expression.strip().replace("/", "//"), "constexpr", "eval")
+    python = expression.strip().replace("/", "//").replace("||", " or ").replace("&&", " and ")
+    return compile(python, "constexpr", "eval")
 
 
 def value(expression, names):
     """Of an integer expression in C."""
-    choice = re.search(r"([^()?:]+)\?([^()?:]+):([^()?:]+)(?=\)|$)", expression)
-    if choice:  # the last one first
-        found = value(choice[2] if value(choice[1], names) else choice[3], names)
-        return value(expression[: choice.start()] + str(found) + expression[choice.end() :], names)
+    inner = re.search(r"\(([^()]*)\)", expression)
+    if inner:
+        found = value(inner[1], names)
+        return value(expression[: inner.start()] + str(found) + expression[inner.end() :], names)
+    if "?" in expression:
+        condition, choice = expression.split("?", 1)
+        return value(choice.split(":", 1)[0 if value(condition, names) else 1], names)
     return int(eval(code(expression), {}, names))
 
 
 def constants(file, **defines):
-    """All constexpr of a file compiled with these macros."""
+    """All constexpr of a file compiled with these macros, without those of templates."""
     found = dict(defines)
-    for kind, name, expression in re.findall(r"constexpr (int|u32|float) (\w+) = (.*?);", source(file)):
-        found[name] = float(expression.rstrip("f")) if kind == "float" else value(expression, found)
+    for kind, text in re.findall(r"constexpr (bool|int|u32|float) (.*?);", source(file)):
+        for part in text.split(",") if "decltype" not in text else ():
+            name, expression = part.split(" = ")
+            number = float(expression.rstrip("f")) if kind == "float" else value(expression, found)
+            found[name.strip()] = number
     return SimpleNamespace(**found)
 
 
@@ -364,7 +372,7 @@ class Cluster:
         """All warps to their ends, in any order that their waits allow."""
         members = [Warp(self, n // warps, n % warps, n) for n in range(self.warps)]
         running = [(me, program(me)) for me in members]
-        while running:
+        while running or self.messages:
             able = [i for i, (me, _) in enumerate(running) if me.ready()]
             assert able or self.messages, "all wait, for ever"
             choice = self.random.integers(len(able) + len(self.messages))
@@ -375,8 +383,10 @@ class Cluster:
             me.ready = next(rest, None)
             if me.ready is None:
                 del running[able[choice]]
-                left = all(other.rank != me.rank for other, _ in running)
-                assert not left or all(rank != me.rank for rank, *_ in self.messages), "left too early"
+        for rank, arrays in enumerate(self.arrays):
+            clock = np.maximum.reduce([me.clock for me in members if me.rank == rank])
+            for array in arrays.values():
+                assert (clock[array.writer] >= array.written).all(), f"{array.name}: left too early"
 
     def _deliver(self, message):
         rank, name, at, x, barrier, clock = message
@@ -524,9 +534,11 @@ def lstm_forward(
             for gate in range(4):
                 old[n, gate] = factor[gate] * z0.load((n * 4 + gate) * H, mine[n])
             j[n] = j0.load(replica * each_j * B + row + n, mine[n]).astype(int) % every
-    v, second = np.zeros((2, 2, 4, 32))
+
+    added = eps * eps if k.MOMENT == 2 else 0.0
+    over_root = 1 / np.sqrt(rest) if k.MOMENT == 2 else 1.0
+    v, s = np.zeros((2, 2, 4, 32))
     gains, mus = np.full((4, 32), step), np.zeros((4, 32))
-    moments = 2 if k.MOMENT > 1 else 1
     assert k.MOMENT or not k.TABLE, "a table is a momentum's"
     if k.MOMENT:
         assert bool(decay) == k.TABLE != bool(mu), "a table has decays, else channels have"
@@ -541,26 +553,18 @@ def lstm_forward(
                 at = (replica * each_v * B + row + n) * 4 * H + channel
                 if v0:
                     v[n, gate] = v0.load(at, mine[n])
-                    if k.MOMENT > 1:
-                        second[n, gate] = n0.load(at, mine[n])
-        kept_moments += ((replica * ((T + k.SPACING - 1) // k.SPACING) * B + row) * H + unit) * moments
-
-    first_row = np.minimum(row, B - 1) if decays > 1 else 0 * row
+                if k.MOMENT > 1:
+                    s[n, gate] = ((n0.load(at, mine[n]) if n0 else 0) + added) / rest
+        kept_moments += ((replica * ((T + k.SPACING - 1) // k.SPACING) * B + row) * H + unit) * k.MOMENTS
     other_row = (row + 1 < B) & (decays > 1)
+    fades = np.zeros((2, 32))
+    if k.TABLE:
+        decay += np.minimum(row, B - 1) if decays > 1 else 0 * row
+        fades[:] = decay[0], decay[other_row]
 
-    def fades_of(t):
-        if not k.TABLE:
-            return np.zeros((2, 32))
-        fade_at = decay + (min(t, T - 1) * decays + first_row)
-        return np.stack([fade_at[0], fade_at[other_row]])
-
-    fades = fades_of(0) if k.MOMENT else None
-
-    warps, number = (H + 7) // 8, rank * WARPS + warp
-    keeps = k.KEEP and number < warps
-    blocks = warps * 32
-    kept_gates += ((replica * total + start) * warps + number) * 32 * PARTS + lane
-    kept_cells += (((replica * (total + tiles) + start + tile) * warps + number) * 32 + lane) * PARTS
+    number = rank * WARPS + warp
+    kept_gates += (replica * total + start) * k.BLOCKS + number * 32 * PARTS + lane
+    kept_cells += (replica * (total + tiles) + start + tile) * k.BLOCKS + (number * 32 + lane) * PARTS
 
     def keep_cells():
         if FINE:
@@ -570,12 +574,11 @@ def lstm_forward(
         else:
             kept_cells.store(0, halves(*c))
 
-    if keeps:
+    if k.KEEP:
         keep_cells()
     y += replica * N * H + place
 
     if warp == 0:
-        me.expect(0, expected(k))
         me.expect(1, expected(k))
     yield from me.syncthreads()
     yield from me.meet_cluster()
@@ -621,7 +624,8 @@ def lstm_forward(
         slot = own + t % k.AHEAD * k.PIECES * k.PIECE
         if EXTRA:
             for n in range(EXTRA):
-                b = me.load("inputs", slot + n * k.PIECE, 8)
+                # Behind the last step nothing came, and nothing is made of it.
+                b = me.load("inputs", slot + n * k.PIECE, 8, unset=t == steps)
                 multiply(z[0], w[SLICES + n][0], b[:, :2], b[:, 2:])
                 multiply(z[1], w[SLICES + n][1], b[:, :2], b[:, 2:])
         else:
@@ -632,45 +636,54 @@ def lstm_forward(
                 z[1, :, n] = given[:, 2]
                 z[1, :, 2 + n] = given[:, 3]
 
-    def keep_moments(t):
-        for n in range(2):
-            if k.KEEP and t % k.SPACING == 0:
-                there = mine[n] & (t < ends[n])
-                to_kept = kept_moments + (t // k.SPACING * states + n * H) * moments
+    def advance(t, z):
+        nonlocal kept_moments, decay
+        if k.KEEP and t % k.SPACING == 0:
+            for n in range(2):
+                there = mine[n] & (not PACKED or t < ends[n])
+                to_kept = kept_moments + n * H * k.MOMENTS
                 to_kept.store(0, v[n].T, there)
                 if k.MOMENT > 1:
-                    to_kept.store(1, second[n].T, there)
-            if last_v:
-                there = mine[n] & (t == ends[n])
-                for gate in range(4):
-                    at = ((replica * B + row + n) * 4 + gate) * H + unit
-                    last_v.store(at, v[n, gate], there)
-                    if k.MOMENT > 1:
-                        last_n.store(at, second[n, gate], there)
+                    to_kept.store(1, s[n].T, there)
+            kept_moments += states * k.MOMENTS
+        for i in range(8):
+            n, gate = i // 4, i % 4
+            a = z[gate // 2, :, gate % 2 * 2 + n]
+            v[n, gate] = (fades[n] if k.TABLE else mus[gate]) * v[n, gate] + gains[gate] * a
+            if k.MOMENT > 1:
+                s[n, gate] = beta * s[n, gate] + (a * a + added)
+            a[:] = v[n, gate]
+            if k.MOMENT == 2:
+                a /= np.sqrt(s[n, gate])
+            if k.MOMENT == 3:
+                a /= np.sqrt(rest) * np.sqrt(s[n, gate]) + eps
+            a[:] = factor[gate] * over_root * a + b_hh[gate]
+        if k.TABLE:
+            decay += decays if t + 1 < T else 0
+            fades[:] = decay[0], decay[other_row]
 
-    def drive_on(i, z):
-        n, gate = i // 4, i % 4
-        a = z[gate // 2, :, gate % 2 * 2 + n]
-        v[n, gate] = (fades[n] if k.TABLE else mus[gate]) * v[n, gate] + gains[gate] * a
-        if k.MOMENT > 1:
-            second[n, gate] = beta * second[n, gate] + rest * a * a
-        a[:] = v[n, gate]
-        if k.MOMENT == 2:
-            a /= np.sqrt(eps * eps + second[n, gate])
-        if k.MOMENT == 3:
-            a /= np.sqrt(second[n, gate]) + eps
-        a[:] = factor[gate] * a + b_hh[gate]
+    coming_z, h, gates = np.zeros((2, 32, 4)), np.zeros((2, 32)), [None, None]
 
-    coming_z = np.zeros((2, 32, 4))
+    def leave(n, there):
+        at = replica * states + place + n * H
+        last_h.store(at, h[n], there)
+        last_c.store(at, c[n], there)
+        for gate in range(4):
+            channel = ((replica * B + row + n) * 4 + gate) * H + unit
+            if k.EXTRAPOLATED:
+                last_z.store(channel, old[n, gate] / factor[gate], there)
+            if k.MOMENT and last_v:
+                last_v.store(channel, v[n, gate], there)
+            if k.MOMENT > 1 and last_v:
+                last_n.store(channel, np.maximum(rest * s[n, gate] - added, 0), there)
+
     if k.MOMENT:
         me.wait_for_copies(k.AHEAD - 2)
         receive(0, coming_z)
-        keep_moments(0)
-        for i in range(8):
-            drive_on(i, coming_z)
-        fades = fades_of(1)
+        advance(0, coming_z)
 
-    for t in range(steps):
+    def run(t):
+        nonlocal y
         now = t & 1
         after = now ^ 1
         z, z_low = np.zeros((k.CHAINS, 2, 32, 4)), np.zeros((PARTS, 2, 32, 4))
@@ -678,9 +691,7 @@ def lstm_forward(
             z[0] = coming_z
             coming_z[:] = 0
             me.wait_for_copies(k.AHEAD - 3)
-            if t + 1 < steps:
-                receive(t + 1, coming_z)
-            keep_moments(t + 1)
+            receive(t + 1, coming_z)
         else:
             me.wait_for_copies(k.AHEAD - 2)
             receive(t, z[0])
@@ -695,31 +706,25 @@ def lstm_forward(
 
         if CTAS == 1:
             yield from me.syncthreads()
-        elif t > 0:
-            yield from me.wait(now, (t - 1) // 2)
-        for s in range(0, SLICES, 2):
-            h = load_matrices(me.load("hidden", source + now * BUFFER + s * 2 * BLOCK, 16))
-            multiply(z[0, 0], w[s][0], h[:, 0], h[:, 1])
-            multiply(z[0, 1], w[s][1], h[:, 0], h[:, 1])
-            multiply(z[k.CHAINS - 1, 0], w[s + 1][0], h[:, 2], h[:, 3])
-            multiply(z[k.CHAINS - 1, 1], w[s + 1][1], h[:, 2], h[:, 3])
+        else:
+            yield from me.wait(now, (t - 1) >> 1)
+        for i in range(0, SLICES, 2):
+            b = load_matrices(me.load("hidden", source + now * BUFFER + i * 2 * BLOCK, 16))
+            multiply(z[0, 0], w[i][0], b[:, 0], b[:, 1])
+            multiply(z[0, 1], w[i][1], b[:, 0], b[:, 1])
+            multiply(z[k.CHAINS - 1, 0], w[i + 1][0], b[:, 2], b[:, 3])
+            multiply(z[k.CHAINS - 1, 1], w[i + 1][1], b[:, 2], b[:, 3])
             if FINE:
-                h_low = load_matrices(me.load("hidden", source + now * BUFFER + HIDDEN + s * 2 * BLOCK, 16))
-                w_low = me.load("lows", own_low + (2 * s + np.arange(4)[:, None]) * 512, 16)
+                b_low = load_matrices(me.load("hidden", source + now * BUFFER + HIDDEN + i * 2 * BLOCK, 16))
+                w_low = me.load("lows", own_low + (2 * i + np.arange(4)[:, None]) * 512, 16)
                 for n in range(2):
                     for m in range(2):
-                        multiply(z_low[0, m], w[s + n][m], h_low[:, 2 * n], h_low[:, 2 * n + 1])
-                        multiply(z_low[1, m], w_low[2 * n + m], h[:, 2 * n], h[:, 2 * n + 1])
-            if k.MOMENT:
-                for i in range(8 * (s // 2) // CTAS, 8 * (s // 2 + 1) // CTAS):
-                    drive_on(i, coming_z)
+                        multiply(z_low[0, m], w[i + n][m], b_low[:, 2 * n], b_low[:, 2 * n + 1])
+                        multiply(z_low[1, m], w_low[2 * n + m], b[:, 2 * n], b[:, 2 * n + 1])
 
-        if CTAS > 1 and t > 0 and warp == 0:
+        if CTAS > 1 and warp == 0:
             me.expect(now, expected(k))
-        if k.MOMENT:
-            fades = fades_of(t + 2)
 
-        gates, h = [], []
         for n in range(2):
             sums = []
             for gate in range(4):
@@ -734,48 +739,56 @@ def lstm_forward(
             i_, f_, g_, o_ = (1 / (1 + 2.0 ** np.minimum(x, 30)) for x in sums)
             if FINE:
                 g_ = fine_tanh(-0.5 / k.LOG2E * sums[2])
-            gates.append((i_, f_, g_, o_))
+            gates[n] = i_, f_, g_, o_
             c[n] = f_ * c[n] + i_ * (g_ if FINE else 2 * g_ - 1)
-            h.append(o_ * (fine_tanh(c[n]) if FINE else np.tanh(c[n])))
+            h[n] = o_ * (fine_tanh(c[n]) if FINE else np.tanh(c[n]))
             if k.EXTRAPOLATED:
                 j[n] = np.where(j[n] + 1 == every, 0, j[n] + 1)
 
-        if t + 1 < steps:
-            turned = [transpose(halves(*h))]
-            if FINE:
-                turned.append(transpose(halves(*(rest_of(x, k.LOW) for x in h))))
-            for part in range(PARTS):
-                at = to + after * BUFFER + part * HIDDEN
-                if CTAS == 1:
-                    me.store("hidden", at, turned[part])
-                else:
-                    for i in range(CTAS):
-                        me.send("hidden", (rank + i) % CTAS, at, turned[part], after)
+        turned = [transpose(halves(*h))]
+        if FINE:
+            turned.append(transpose(halves(*(rest_of(x, k.LOW) for x in h))))
+        for part in range(PARTS):
+            at = to + after * BUFFER + part * HIDDEN
+            if CTAS == 1:
+                me.store("hidden", at, turned[part])
+            else:
+                for i in range(CTAS):
+                    me.send("hidden", (rank + i) % CTAS, at, turned[part], after)
 
-        y.store(0, h[0], mine[0] & (t < ends[0]))
-        y.store(H, h[1], mine[1] & (t < ends[1]))
+    def put(t):
+        nonlocal y, kept_gates, kept_cells
+        y.store(0, h[0], mine[0] & (not PACKED or t < ends[0]))
+        y.store(H, h[1], mine[1] & (not PACKED or t < ends[1]))
         if not PACKED:
             y += states
-        if keeps:
+        if k.KEEP:
             if FINE:
                 for n in range(2):
                     kept_gates.store(n * 32, wide(np.stack(gates[n], -1)))
             else:
                 pairs = [counts_of(*pair) for i_, f_, g_, o_ in gates for pair in ((i_, f_), (g_, o_))]
                 kept_gates.store(0, np.concatenate(pairs, -1))
-            kept_gates += blocks * PARTS
-            kept_cells += blocks * PARTS
+            kept_gates += k.BLOCKS
+            kept_cells += k.BLOCKS
             keep_cells()
+        if PACKED:
+            for n in range(2):
+                leave(n, mine[n] & (t + 1 == ends[n]))
+
+    for t in range(steps):
+        yield from run(t)
+        if t + 1 == steps:
+            break
+        put(t)
+        if k.MOMENT:
+            advance(t + 1, coming_z)
+    put(steps - 1)
+    if not PACKED:
         for n in range(2):
-            there = mine[n] & (t + 1 == ends[n])
-            at = replica * states + place + n * H
-            last_h.store(at, h[n], there)
-            last_c.store(at, c[n], there)
-            for gate in range(4):
-                channel = ((replica * B + row + n) * 4 + gate) * H + unit
-                if k.EXTRAPOLATED:
-                    last_z.store(channel, old[n, gate] / factor[gate], there)
-    yield from me.meet_cluster()
+            leave(n, mine[n])
+    if CTAS > 1:
+        yield from me.wait(steps & 1, (steps - 1) >> 1)
 
 
 # ---- lstm_backward.cu, for one warp
@@ -843,28 +856,27 @@ def lstm_backward(
 
     received, other = warp, WARPS
     me.expect(received, messages(k, 0))
-    me.expect(received + other, messages(k, 1))
 
     own_gates, own_cells = 16 * thread, AHEAD * PARTS * 16 * THREADS + 4 * PARTS * thread
     own_dy = AHEAD * PARTS * 20 * THREADS + 4 * thread
     many = np.arange(k.INPUTS // 4)[:, None]
     me.store("inputs", (many * THREADS + thread) * 4, np.zeros((k.INPUTS // 4, 32, 2)))
+    many = np.arange(SLOTS // 4 // THREADS)[:, None]
+    me.store("slots", SLOTS + (many * THREADS + thread) * 4, np.zeros((len(many), 32, 2)))
     yield from me.syncthreads()
-    warps, number = (H + 7) // 8, rank * WARPS + warp
-    kept_here = np.full(32, number < warps)
-    blocks = warps * 32 * PARTS
-    kept_gates += ((replica * total + start + end - 1) * warps + number) * 32 * PARTS + lane
-    kept_cells += (((replica * (total + tiles) + start + tile + end) * warps + number) * 32 + lane) * PARTS
+    number = rank * WARPS + warp
+    kept_gates += (replica * total + start + end - 1) * k.BLOCKS + number * 32 * PARTS + lane
+    kept_cells += (replica * (total + tiles) + start + tile + end) * k.BLOCKS + (number * 32 + lane) * PARTS
 
-    def two_cells(there):
+    def two_cells(there=True):
         """A word of two halves, or two words, in numbers of 16 bits."""
         return np.concatenate([kept_cells.load(i, there) for i in range(PARTS)], -1)
 
     def cells_of(words):
         return narrow(words) if FINE else words
 
-    c = list(cells_of(two_cells(kept_here)).T.copy())
-    kept_cells += -blocks
+    c = list(cells_of(two_cells()).T.copy())
+    kept_cells += -k.BLOCKS
     if dy:
         dy += replica * N * H + row * H + unit + (0 if PACKED else (end - 1) * states)
 
@@ -881,13 +893,13 @@ def lstm_backward(
 
     def fetch(s):
         nonlocal kept_gates, kept_cells
-        there = (s < steps) & kept_here
+        there = np.full(32, s < steps)
         for part in range(PARTS):
             at = own_gates + (s % AHEAD * PARTS + part) * 16 * THREADS
             me.copy_later("inputs", at, kept_gates.load(part * 32, there), there)
         me.copy_later("inputs", own_cells + s % AHEAD * 4 * PARTS * THREADS, two_cells(there), there)
-        kept_gates += -blocks
-        kept_cells += -blocks
+        kept_gates += -k.BLOCKS
+        kept_cells += -k.BLOCKS
         fetch_dy(s + 3)
         me.end_of_copies()
 
@@ -912,14 +924,6 @@ def lstm_backward(
     def exponents(*sizes):
         return np.stack([exponent(np.maximum.reduce([abs(x[n]) for x in sizes])) for n in range(2)], -1)
 
-    def exponents_of_dy(s):
-        """Of one step or several."""
-        at = own_dy + s % 8 * 8 * THREADS
-        return exponent(np.stack([dy_at(at + n * 4 * THREADS) for n in range(2)], -1))
-
-    def dy_at(address):
-        return me.load_floats("inputs", address, 4)[..., 0]
-
     def sent_in(place, unset=False):
         e = np.zeros((32, 2))
         for i in range((CTAS * WARPS + 7) // 8):
@@ -933,14 +937,26 @@ def lstm_backward(
             a = np.maximum(a, shuffle_xor(a, i))
         return a
 
-    def to_come(s):
-        return exponents_of_dy(s + np.arange(4)[:, None]).max(0)
-
     own_maxima = (rank * WARPS + warp) * 16 + 4 * q
+
+    def load_two(s):
+        """dy of two steps, from s on, of two rows."""
+        two = np.empty((2, 2, 32))
+        for i in range(2):
+            at = own_dy + (s + i) % 8 * 8 * THREADS
+            for n in range(2):
+                two[i, n] = me.load_floats("inputs", at + n * 4 * THREADS, 4)[:, 0]
+        return two
+
+    def exponents_of(two):
+        return exponents(two[0], two[1])
+
     me.wait_for_copies(0)
+    here = load_two(0)
     will_join = exponents(late_dh, late_dc, largest_dz)
     last_seen = will_join
-    seen = over_lanes(np.maximum(last_seen, to_come(0)))
+    seen = np.maximum(last_seen, np.maximum(exponents_of(here), exponents_of(load_two(2))))
+    seen = over_lanes(seen)
     yield from me.meet_cluster()
     me.store_there("maxima", g, own_maxima + 2 * MAXIMA, seen, g < CTAS)
     yield from me.meet_cluster()
@@ -953,7 +969,7 @@ def lstm_backward(
     def receive(dh, s):
         buffer = s & 1
         if CTAS > 1:
-            yield from me.wait(received + other * buffer, s // 2)
+            yield from me.wait(received + other * buffer, s >> 1)
             parts = [
                 me.load_floats("slots", own_slot + buffer * SLOTS + i * SLOT, 8) for i in range(CTAS - 1)
             ]
@@ -969,8 +985,11 @@ def lstm_backward(
     to_scale = scales + last_row
     notes = (unit == 0) & (row < B), (unit == 0) & (row + 1 < B)
     top = np.zeros(32)
+    coming = here
+    scale, scaled, scaled_low = [None] * 2, [None] * 2, [None] * 2
 
-    for s in range(steps):
+    def run(s):
+        nonlocal part, here, coming, seen, last_seen, rows
         buffer = s & 1
         tanh_c = np.tanh(c)
         me.wait_for_copies(AHEAD - 2)
@@ -978,14 +997,16 @@ def lstm_backward(
             me.load("inputs", own_gates + (s % AHEAD * PARTS + i) * 16 * THREADS, 16) for i in range(PARTS)
         ]
         before = cells_of(me.load("inputs", own_cells + s % AHEAD * 4 * PARTS * THREADS, 4 * PARTS))
-        at = own_dy + s % 8 * 8 * THREADS
-        dy_now = dy_at(at), dy_at(at + 4 * THREADS)
+        dy_now = here[buffer]
         turn = s // 2 % 2
         if buffer == 0:
             sent = sent_in(turn ^ 1, unset=s == 0)
-            seen = over_lanes(np.maximum(last_seen, to_come(s)))
-            if s > 0:
-                rows = over_lanes(sent)
+            coming = load_two(s + 2)
+            seen = np.maximum(last_seen, np.maximum(exponents_of(here), exponents_of(coming)))
+            seen, sent = over_lanes(seen), over_lanes(sent)
+            rows = sent if s > 0 else rows
+        else:
+            here = coming
         dh, through_c, to_gates, forget = np.empty((2, 32)), [], [], []
         for n in range(2):
             if FINE:
@@ -999,23 +1020,23 @@ def lstm_backward(
             to_gates.append((g_ * slopes[0], c[n] * slopes[1], i_ * slopes[2], tanh_c[n] * slopes[3]))
             forget.append(f_)
             dh[n] = part[n] + dy_now[n]
-            if PACKED:
-                now = s == joins[n]
-                dh[n] += np.where(now, late_dh[n], 0)
-                dc[n] += np.where(now, late_dc[n], 0)
-                for gate in range(4 * EXTRAPOLATED):
-                    pending[n, gate] += np.where(now, late_dz(n, gate), 0)
         fetch(s + AHEAD - 1)
-        scale = scale_for(rows[:, 0]), scale_for(rows[:, 1])
+        scale[:] = scale_for(rows[:, 0]), scale_for(rows[:, 1])
 
-        if s > 0:
-            yield from receive(dh, s - 1)
+        yield from receive(dh, s - 1)
         if buffer == 0:
             if CTAS > 1:
                 me.send("maxima", g, own_maxima + turn * MAXIMA, seen, received, g < CTAS)
             else:
-                me.store_there("maxima", g, own_maxima + turn * MAXIMA, seen, g < CTAS)
-        scaled, scaled_low = [], []
+                me.store_there("maxima", g, own_maxima + turn * MAXIMA, seen, g == 0)
+        if PACKED:
+            for n in range(2):
+                now, early = s == joins[n], s <= joins[n]
+                dh[n] = np.where(early, np.where(now, dy_now[n] + late_dh[n], 0), dh[n])
+                dc[n] = np.where(early, np.where(now, late_dc[n], 0), dc[n])
+                for gate in range(4 * EXTRAPOLATED):
+                    late = np.where(now, late_dz(n, gate), 0)
+                    pending[n, gate] = np.where(early, late, pending[n, gate])
         for n in range(2):
             dc[n] += dh[n] * through_c[n]
             by_dc, by_dh = dc[n] * scale[n], dh[n] * scale[n]
@@ -1028,10 +1049,10 @@ def lstm_backward(
                     d[gate] = scale[n] * pending[n, gate] + (1 + ahead) * dg
                     pending[n, gate] = -ahead / scale[n] * dg
                 j[n] = np.where(j[n] == 0, every - 1, j[n] - 1)
-            scaled.append(halves(*d))
+            scaled[n] = halves(*d)
             me.store("gathered", to + buffer * BUFFER + n * ROW * 2, scaled[n])
             if FINE:
-                scaled_low.append(halves(*(rest_of(x, k.LOW) for x in d)))
+                scaled_low[n] = halves(*(rest_of(x, k.LOW) for x in d))
                 me.store("gathered", to + buffer * BUFFER + GATHERED + n * ROW * 2, scaled_low[n])
         yield from me.syncthreads()
 
@@ -1051,7 +1072,7 @@ def lstm_backward(
                 for m in range(TILES):
                     multiply(low_sums[m], w[m][n], b_low[:, one], b_low[:, two])
                     multiply(low_sums[m], w_low[m], b[n // 2][:, one], b[n // 2][:, two])
-        if CTAS > 1 and s > 0:
+        if CTAS > 1:
             me.expect(received + other * (buffer ^ 1), messages(k, buffer ^ 1))
         for i in range(CTAS):
             whole = sums[i // 2].sum(0) + low_sums[i // 2] / k.LOW
@@ -1063,8 +1084,18 @@ def lstm_backward(
                 xy = wide(np.stack([x, y], -1))
                 me.send("slots", there, own_slot + buffer * SLOTS + i * SLOT, xy, received + other * buffer)
 
+        last_seen = exponents(dh, dc)
+        if PACKED:
+            waiting = np.stack([s <= joins[0], s <= joins[1]], -1)
+            still = np.stack([s < joins[0], s < joins[1]], -1)
+            last_seen = np.maximum(np.where(still, 0, last_seen), np.where(waiting, will_join, 0))
         for n in range(2):
-            now = (s >= joins[n]) | (not PACKED)
+            dc[n] *= forget[n]
+
+    def put(s):
+        nonlocal to_dz, to_low, to_scale, top
+        for n in range(2):
+            now = not PACKED or s >= joins[n]
             to_dz.store(n * H, scaled[n], mine[n] & now)
             if FINE:
                 to_low.store(n * H, scaled_low[n], mine[n] & now)
@@ -1076,12 +1107,12 @@ def lstm_backward(
         if FINE:
             to_low += -rows_back * H
 
-        last_seen = exponents(dh, dc)
-        if PACKED:
-            waiting = np.stack([s <= joins[0], s <= joins[1]], -1)
-            last_seen = np.maximum(last_seen, np.where(waiting, will_join, 0))
-        for n in range(2):
-            dc[n] *= forget[n]
+    for s in range(steps):
+        yield from run(s)
+        if s + 1 == steps:
+            break
+        put(s)
+    put(steps - 1)
     largest.raise_to(replica, top, top > 0)
 
     yield from receive(part, steps - 1)
@@ -1090,7 +1121,6 @@ def lstm_backward(
         if late.any():
             leave_late(n, late)
         leave(n, part[n], dc[n], pending[n], ~late)
-    yield from me.meet_cluster()
 
 
 # ---- around.cu, for all threads of a replica at once
@@ -1475,8 +1505,7 @@ class Kernel:
         rows = named["rows"] if "rows" in named else (named["last"] - named["first"]) * named["B"]
         if "last" in named and named["begins"]:
             rows = named["begins"][named["last"]] - named["begins"][named["first"]]
-        replicas = self.replicas * (2 + self.k.FINE if name == "da" else 1)
-        row = np.arange(length) * (replicas * room) // length % room
+        row = np.arange(length) * (self.replicas * room) // length % room
         return ((row >= before) & (row < before + rows)).astype(int)
 
     def _run(self, grid, block, named, shared):

@@ -184,7 +184,8 @@ def run(case, given, gradient, last, kept, kernel, device="cpu", real=F64, half=
 
     high, low, power, _ = gradient
     carried = [place(one).clone() for one in last] + ([] if case.second else [None])
-    sums = torch.zeros(R, B, H, 4, F + 3, dtype=real, device=device)
+    learned = case.kind["LEARNED"]
+    sums = torch.zeros(R, B, H, 4, F + 1 + 2 * learned, dtype=real, device=device)
     found = torch.full((R, N, H, 4), torch.nan, dtype=F64)
     backward, kept = kernel(**case.kind), place(kept)
     for first, end in reversed(list(zip(case.chunks, (*case.chunks[1:], T), strict=True))):
@@ -207,11 +208,10 @@ def run(case, given, gradient, last, kept, kernel, device="cpu", real=F64, half=
         if da is not None:
             assert da[:, count:].isnan().all()
             found[:, rows] = da[:, :count].to("cpu", F64).sum(2)
-    total = unweave(sums.to("cpu", F64).movedim(-1, 0)).sum(2)  # (F + 3, R, 4 H)
-    if not case.kind["LEARNED"]:
-        assert not total[F + 1 :].any(), "a kernel that is not for d mu and d gain left some"
-    grads = {"w": total[:F].movedim(0, -1), "b": total[F], "mu": total[F + 1], "gain": total[F + 2],
-             "v0": carried[0], "n0": carried[1]}  # fmt: skip
+    total = unweave(sums.to("cpu", F64).movedim(-1, 0)).sum(2)  # (F + 1 or F + 3, R, 4 H)
+    grads = {"w": total[:F].movedim(0, -1), "b": total[F], "v0": carried[0], "n0": carried[1]}
+    if learned:
+        grads |= {"mu": total[F + 1], "gain": total[F + 2]}
     grads = {
         name: d.to("cpu", F64).sum_to_size(given[name].shape)
         for name, d in grads.items()

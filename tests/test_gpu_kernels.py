@@ -496,12 +496,67 @@ def test_backward_twice(kind):
 
 @over_kinds
 @pytest.mark.parametrize("D", [2, 40])
-def test_time_in_chunks(kind, D, monkeypatch):
+@pytest.mark.parametrize("beside", [False, True], ids=["", "beside"])
+def test_time_in_chunks(kind, D, beside, monkeypatch):
+    """One chunk after the other, and with the rest of the backward pass beside the recurrence."""
     args = of_kind(kind, 50, 16, D, 64, R=2)
     monkeypatch.setattr(fused, "CHUNK", 1 << 16)
-    length = fused._chunk(fused._sizes(args), args.in_gate_space, args.fine)
+    if beside:
+        monkeypatch.setattr(fused, "STEPS_BESIDE", 8)
+    length = fused._chunk(fused._sizes(args), args.in_gate_space, args.fine, beside)
     assert length <= 16
     check(args)
+
+
+@pytest.mark.parametrize("kind", ["linear", "Adam", "everything, fine"])
+@pytest.mark.parametrize("alone", [-1, 1])
+def test_the_rest_beside_the_recurrence(kind, alone, monkeypatch):
+    """Whatever runs at the same time, the same bits, while other streams are at work, too."""
+    monkeypatch.setattr(fused, "ALONE", alone)
+    monkeypatch.setattr(fused, "CHUNKS_BESIDE", 1)
+    args = of_kind(kind, 400, 16, 40, 64)
+    given = [t.requires_grad_() for t in args.tensors if t is not None]
+
+    def gradients():
+        return torch.autograd.grad(op.lstm(*args)[0].square().sum(), given)
+
+    monkeypatch.setattr(fused, "STEPS_BESIDE", 100_000)
+    monkeypatch.setattr(fused, "CHUNK", 1 << 20)  # as many chunks as beside
+    other = torch.cuda.Stream()
+    work = torch.randn(4096, 4096, device="cuda")
+    first = gradients()
+    monkeypatch.setattr(fused, "STEPS_BESIDE", 50)
+    monkeypatch.setattr(fused, "CHUNK", 1 << 21)
+    for _ in range(5):
+        with torch.cuda.stream(other):
+            work @ work
+        assert all(map(torch.equal, first, gradients()))
+
+
+@pytest.mark.parametrize("fine", [False, True], ids=["", "fine"])
+def test_rows_that_turn_nan_behind_their_end(fine):
+    """A momentum that grows takes rows to inf after they have ended, and z - z to nan: nobody sees that."""
+    lengths = 40, 6, 6, 5, 3
+    options = {"extrapolated": True, "learned": True, "fine": fine}
+    args = inputs(40, 5, 2, 40, lengths=lengths, **options)
+    args = args._replace(mu=torch.full_like(args.mu, 300.0), gain=args.gain * 1e-14)
+    # The same without the first row.
+    every = [row for size in args.sizes for row in range(size)]
+    rows = [i for i, row in enumerate(every) if row > 0]
+    of_rows = {name: getattr(args, name)[:, 1:].contiguous() for name in ("h0", "c0", "z0", "j0")}
+    sizes = [size - 1 for size in args.sizes if size > 1]
+    short = args._replace(x=args.x[:, rows].contiguous(), sizes=sizes, **of_rows)
+
+    def gradients(args, rows):
+        given = [args.h0.requires_grad_(), args.c0.requires_grad_()]
+        y, h, c = op.lstm(*args)[:3]
+        return torch.autograd.grad(y[:, rows].sum() + h[:, -4:].sum() + c[:, -4:].sum(), given)
+
+    found, want = gradients(args, rows), gradients(short, range(len(rows)))
+    for a, b in zip(found, want, strict=True):
+        assert b.isfinite().all()
+        assert b.abs().amax() > 0
+        assert error(a[:, 1:], b) <= (FINE if fine else NEAR)
 
 
 @pytest.mark.parametrize("D", [0, 2])

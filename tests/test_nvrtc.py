@@ -204,7 +204,9 @@ class Driver:
         def function(*args):
             self.calls.append((name, *args))
             if name == "cuFuncGetAttribute":
-                args[0]._obj.value = {3: 0, 4: 40, 8: 48 * 1024}[args[1]]
+                args[0]._obj.value = {1: 1000, 3: 0, 4: 40, 8: 48 * 1024}[args[1]]
+            if name == "cuDeviceGetAttribute":
+                args[0]._obj.value = {97: 227 * 1024}[args[1]]
             if name in ("cuGetErrorName", "cuGetErrorString"):
                 args[1]._obj.value = name[5:].encode()
             if name == self.lost and "cuCtxPushCurrent_v2" not in self.names():
@@ -221,6 +223,7 @@ class Driver:
 def driver(monkeypatch):
     driver = Driver()
     monkeypatch.setattr(nvrtc, "_driver", lambda: driver)
+    monkeypatch.setattr(nvrtc, "_most_shared", nvrtc._most_shared.__wrapped__)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 70 + device, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     return driver
@@ -249,6 +252,10 @@ def test_the_limit_of_shared_memory_is_raised_once(driver):
         kernel((1, 1, 1), 32, [], shared)
     calls = [call[2:] for call in driver.calls if call[0] == "cuFuncSetAttribute"]
     assert calls == [(9, 100), (8, 100_000)]
+
+
+def test_shared_memory_for_one_alone(driver):
+    assert nvrtc.Kernel("add", 0, 11, 22).alone == 227 * 1024 - 1000
 
 
 @pytest.mark.parametrize("fail", ["cuCtxPushCurrent_v2", "cuLaunchKernel", "cuFuncSetAttribute"])

@@ -21,7 +21,7 @@ constexpr int SPACING = 8;                          // steps from one kept state
 constexpr int WIDTH = FEATURES > 0 ? FEATURES : CHANNELS;  // numbers that a thread reads in a step
 constexpr int HELD = FEATURES > 2 ? 0 : 1;          // whether x of so many steps is in registers
 constexpr int PARTS = 2 + FINE;                     // of da
-constexpr int SUMS = FEATURES + 3;                  // of a row and channel: dW, db, d mu, d gain
+constexpr int SUMS = FEATURES + 1 + 2 * LEARNED;    // of a row and channel: dW, db, d mu, d gain
 
 // What rounding to bfloat16 loses; nothing of inf.
 __device__ inline float low_part(float x) {

@@ -26,8 +26,8 @@ MANY = 24_000  # units of all rows, from which on a thread of `drive_backward` h
 INPUTS = 144  # bytes of shared memory of a thread of the backward pass, for inputs on their way
 # Bytes of the gates' gradients that are in memory at a time, as long as that takes at most so many chunks.
 CHUNK, CHUNKS = 72 << 20, 8
-# The rest of the backward pass runs beside the recurrence, in so many chunks, of at least so many steps; and not on the same
-# multiprocessors, if this takes at most this share of them.
+# The rest of the backward pass runs beside the recurrence, in so many chunks, of at least so many steps; and
+# not on the same multiprocessors, if this takes at most this share of them.
 CHUNKS_BESIDE, STEPS_BESIDE, ALONE = 4, 150, 0.75
 # Rows that one product adds up, if fine: tensor cores cut sums off, always towards 0.
 GROUP = 1024
@@ -162,8 +162,8 @@ def backward(
     begins = [0, *accumulate(i.sizes)] if i.sizes else range(0, N + 1, B)
     room = max(begins[min(t + length, T)] - begins[t] for t in firsts)
     room = -(-room // GROUP) * GROUP if fine else room
-    # All chunks use the same memory, or every second one. If fine, what a chunk does not fill should be zeros, see
-    # `_grouped`: the first one has the fewest rows.
+    # All chunks use the same memory, or every second one. If fine, what a chunk does not fill should be
+    # zeros, see `_grouped`: the first one has the fewest rows.
     halves = functools.partial(torch.zeros if fine else torch.empty, dtype=torch.float16, device=i.x.device)
     dz = halves(1 + beside, R, room, 4 * H)
     dz_low = halves(1 + beside, R, room, 4 * H) if fine else None
@@ -185,9 +185,9 @@ def backward(
         low_here = None if dz_low is None else dz_low[k % len(dz)]
         kernel(
             (C * clusters // R, R, 1), 32 * WARPS,
-            [packed, low, gates, cells, dy, *states[k], i.j0, dz[k % len(dz)], low_here, scales[k], scale_tops[k],
-             *states[k + 1], *run.rows, T, first, min(first + length, T), B, H, N, total, room, i.every,
-             _each(i.w_hh, R), _each(i.j0, R)],
+            [packed, low, gates, cells, dy, *states[k], i.j0, dz[k % len(dz)], low_here, scales[k],
+             scale_tops[k], *states[k + 1], *run.rows, T, first, min(first + length, T), B, H, N, total, room,
+             i.every, _each(i.w_hh, R), _each(i.j0, R)],
             shared,
         )  # fmt: skip
 
@@ -239,8 +239,8 @@ def backward(
         run("finish", 4 * H * (H + F + 1), R, parts, scale_tops, x_tops, dw_hh, dw_ih, db_ih, db_hh,
             len(products), R, H, 0 if driven else D, F, columns, each_x)  # fmt: skip
     if power is not None:
-        factors = [scale[:, : part.shape[1]] for scale, part in zip(scales, dxs, strict=True)]
-        parts, factors = (p[0] if len(p) == 1 else torch.cat(p[::-1], 1) for p in (dxs, factors))
+        of_rows = [scale[:, : part.shape[1]] for scale, part in zip(scales, dxs, strict=True)]
+        parts, factors = (p[0] if len(p) == 1 else torch.cat(p[::-1], 1) for p in (dxs, of_rows))
         run.filter(parts, i.decay, size._replace(F=D), i.step, v=dx, factors=factors * power, backwards=True)
     found[0] = dx.view(R, *inputs.x.shape[1:]) if to_x else None
     more: Sequence[Tensor | None] = (None,) * 4
@@ -285,7 +285,7 @@ class _Beside:
 @functools.cache
 def _stream(device: int) -> torch.cuda.Stream:
     """Of high priority: there the recurrences run, for which all else waits."""
-    return torch.cuda.Stream(device, priority=-1)
+    return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
 
 class _Behind:
@@ -306,9 +306,10 @@ class _Behind:
         self.features = D if D <= NARROW else 0
         self.parts = 3 if i.fine else 2
         self.carried = [i.x.new_zeros(R, B, 4 * H) if d is None else d.clone() for d in last]
-        self.sums = i.x.new_zeros(R, B, H, 4, self.features + 3)
+        self.learned = i.mu is not None or i.gain is not None
+        self.sums = i.x.new_zeros(R, B, H, 4, self.features + (3 if self.learned else 1))
         self.source, self.left, self.right = i.x, None, None
-        self.dw: list[Tensor] = []
+        self.dw: Tensor | None = None  # of parts by columns
         if needs[0]:
             self.right = _split_weights(run, i.w_ih, None, None, size, False, i.fine)
         if not self.features:
@@ -341,7 +342,6 @@ class _Behind:
         )  # fmt: skip
         if da is None:
             return
-        each, of_x, of_w = (6, (0, 2, 4), (0, 1, 3)) if fine else (3, (0, 1), (0, 2))
         # Parts are beside each other for products over rows, and rows of their own for those over channels.
         if self.left is not None:
             left = self.left[:, before : before + rows].expand(R, -1, -1)
@@ -349,22 +349,26 @@ class _Behind:
                 left = torch.nn.functional.pad(left, (0, 0, 0, room - rows))
             beside = da.flatten(2)
             found = _grouped(beside, left) if fine else _product(beside[:, :rows].mT, left)
-            self.dw.append(_parts(found.unflatten(1, shape[2:]).unbind(1), each, of_x, D))
+            self.dw = found if self.dw is None else self.dw.add_(found)
         if dx is not None:
             assert self.right is not None
             found = _product(da[:, :rows].flatten(1, 2), self.right.expand(R, -1, -1))
-            dx[:, before : before + rows] = _parts(found.unflatten(1, (rows, self.parts)).unbind(2), each, of_w, D)
+            each, columns = (6, (0, 1, 3)) if fine else (3, (0, 2))
+            found = found.view(R, rows, self.parts, -1)
+            dx[:, before : before + rows] = _parts(found.unbind(2), each, columns, D)
 
     def found(self) -> tuple[Tensor | None, ...]:
         """The gradients of w_ih, b_ih, mu, gain, v0 and n0."""
         R, _, _, _, H, D, _, _ = self.size
         sums = self.sums.sum(1).transpose(1, 2).reshape(R, 4 * H, -1)
-        if self.left is None:
+        if self.dw is None:
             dw = sums[..., : self.features].contiguous()
         else:
-            woven = self.dw[0] if len(self.dw) == 1 else torch.stack(self.dw).sum(0)
+            each, columns = (6, (0, 2, 4)) if self.i.fine else (3, (0, 1))
+            woven = _parts(self.dw.view(R, self.parts, 4 * H, -1).unbind(1), each, columns, D)
             dw = woven.view(R, H, 4, D).transpose(1, 2).reshape(R, 4 * H, D)
-        db, dmu, dgain = (sums[..., self.features + n].contiguous() for n in range(3))
+        db, *rates = (one.contiguous() for one in sums[..., self.features :].unbind(-1))
+        dmu, dgain = rates if self.learned else (None, None)
         return dw, db, dmu, dgain, *self.carried
 
 

@@ -42,6 +42,7 @@ constexpr u32 MAXIMA = CTAS * WARPS * 16;    // bytes: 8 exponents from each war
 __device__ inline u32 messages(u32 buffer) { return (CTAS - 1) * 256 + (buffer == 0 ? CTAS * 16 : 0); }
 constexpr int AHEAD = 4 / PARTS;         // steps for which gates and cells are on their way; dy is 3 more ahead
 constexpr int INPUTS = 144;              // bytes of a thread: PARTS (16 of gates and 4 of cells) a step, and 8 of dy for 8 steps
+constexpr bool BY_TWO = CTAS < 7 || FINE + PACKED == 0;  // whether even and odd steps are compiled apart
 constexpr float LOG2E = 1.4426950408889634f;
 
 __device__ inline float tanh_of(float x) {
@@ -97,14 +98,10 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   const int end = min(last, length), steps = end - first;
   // At which of this pass's steps a row joins; its gradients until then.
   const int joins[2] = {end - min(ends[0], last), end - min(ends[1], last)};
-  float late_dh[2] = {0.f, 0.f}, late_dc[2] = {0.f, 0.f}, pending[2][4] = {};
+  float pending[2][4] = {};
   const size_t gates_place = ((size_t)replica * B + row) * 4 * H + unit;
-#pragma unroll
-  for (int n = 0; n < 2; n++)
-    if (mine[n]) {
-      if (last_dh) late_dh[n] = last_dh[place + n * H];
-      if (last_dc) late_dc[n] = last_dc[place + n * H];
-    }
+  auto late_dh = [&](int n) { return mine[n] && last_dh ? last_dh[place + n * H] : 0.f; };
+  auto late_dc = [&](int n) { return mine[n] && last_dc ? last_dc[place + n * H] : 0.f; };
   auto late_dz = [&](int n, int gate) { return mine[n] && last_dz ? last_dz[gates_place + (n * 4 + gate) * H] : 0.f; };
   auto leave = [&](int n, float dh, float dc, const float(&dz)[4]) {
     if (!mine[n]) return;
@@ -115,7 +112,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   };
   auto leave_late = [&](int n) {
     const float dz[4] = {late_dz(n, 0), late_dz(n, 1), late_dz(n, 2), late_dz(n, 3)};
-    leave(n, late_dh[n], late_dc[n], dz);
+    leave(n, late_dh(n), late_dc(n), dz);
   };
   if (PACKED && steps <= 0) {  // the whole cluster
     leave_late(0);
@@ -194,8 +191,8 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
       for (int gate = 0; gate < 4; gate++) largest_dz[n] = max(largest_dz[n], size_of(late_dz(n, gate)));
     }
     if (!PACKED) {
-      part[n] = late_dh[n];
-      dc[n] = late_dc[n];
+      part[n] = late_dh(n);
+      dc[n] = late_dc(n);
 #pragma unroll
       for (int gate = 0; gate < 4 && EXTRAPOLATED; gate++) pending[n][gate] = late_dz(n, gate);
     }
@@ -241,8 +238,8 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   wait_for_copies<0>();
   Two here = load_two(0);
   // What will join counts from the beginning: until then the row has nothing that a small scale could lose.
-  const u32 will_join = exponents(max(max(size_of(late_dh[0]), size_of(late_dc[0])), largest_dz[0]),
-                                  max(max(size_of(late_dh[1]), size_of(late_dc[1])), largest_dz[1]));
+  const u32 will_join = exponents(max(max(size_of(late_dh(0)), size_of(late_dc(0))), largest_dz[0]),
+                                  max(max(size_of(late_dh(1)), size_of(late_dc(1))), largest_dz[1]));
   u32 last_seen = will_join;
   u32 seen = larger_of_each(last_seen, larger_of_each(exponents_of(here), exponents_of(load_two(2)))), rows = 0;
   over_lanes(seen, rows);
@@ -286,8 +283,8 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   float scale[2];
   uint2 scaled[2], scaled_low[2];
 
-  auto run = [&](int s, auto parity) {
-    constexpr u32 buffer = decltype(parity)::value;
+  auto run = [&](int s, u32 buffer) {
+    // stage 0: factors, scales
     // All that does not need dh: what the last steps say of sizes, and the factors. With these dc += dh through_c, and
     // dz is dc or dh times the rest.
     const float tanh_c[2] = {tanh_of(c[0]), tanh_of(c[1])};
@@ -297,7 +294,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     for (int i = 0; i < PARTS; i++) kept[i] = load_four(own_gates + (s % AHEAD * PARTS + i) * 16 * THREADS);
     const u32 at_cells = own_cells + s % AHEAD * 4 * PARTS * THREADS;
     const float2 before = FINE ? load_floats(at_cells) : floats_of(load(at_cells));
-    const float dy_now[2] = {here.dy[buffer][0], here.dy[buffer][1]};
+    const float dy_now[2] = {buffer ? here.dy[1][0] : here.dy[0][0], buffer ? here.dy[1][1] : here.dy[0][1]};
     const u32 turn = s / 2 % 2;  // for the maxima of this step
     if (buffer == 0) {
       u32 sent = sent_in(turn ^ 1);  // in step s - 2
@@ -333,6 +330,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     scale[0] = scale_for(rows & 0xffff), scale[1] = scale_for(rows >> 16);
     asm volatile("" : "+f"(scale[0]), "+f"(scale[1]));
 
+    // stage 1: receive, add
     receive(dh, s - 1);
     if (buffer == 0) {
       if (CTAS > 1)
@@ -345,11 +343,12 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
       for (int n = 0; n < 2; n++)
         if (s <= joins[n]) {
           const bool now = s == joins[n];
-          dh[n] = now ? dy_now[n] + late_dh[n] : 0.f;
-          dc[n] = now ? late_dc[n] : 0.f;
+          dh[n] = now ? dy_now[n] + late_dh(n) : 0.f;
+          dc[n] = now ? late_dc(n) : 0.f;
 #pragma unroll
           for (int gate = 0; gate < 4 && EXTRAPOLATED; gate++) pending[n][gate] = now ? late_dz(n, gate) : 0.f;
         }
+    // stage 2: dz
 #pragma unroll
     for (int n = 0; n < 2; n++) {
       dc[n] = fmaf(dh[n], through_c[n], dc[n]);
@@ -375,8 +374,9 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
         store(to + buffer * BUFFER + GATHERED + n * ROW * 2, scaled_low[n].x, scaled_low[n].y);
       }
     }
+    // stage 3: barrier
     __syncthreads();
-
+    // stage 4: products
     float sums[TILES][CHAINS][4] = {}, low_sums[FINE ? TILES : 1][4] = {};
     uint4 b[SLICES / 2];
 #pragma unroll
@@ -400,6 +400,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     }
     // While that is on its way: nobody sends to the other barrier again before it has our parts of this step.
     if (CTAS > 1 && lane == 0) expect(received + other * (buffer ^ 1), messages(buffer ^ 1));
+    // stage 5: send
 #pragma unroll
     for (int i = 0; i < CTAS; i++) {  // to the CTA that is i + 1 after this one; the last is this one
       float x = sums[i / 2][0][i % 2 * 2], y = sums[i / 2][0][i % 2 * 2 + 1];
@@ -421,15 +422,17 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
 
     last_seen = exponents(max(size_of(dh[0]), size_of(dc[0])), max(size_of(dh[1]), size_of(dc[1])));
     if (PACKED) {
-      // The rows that have not joined before this step.
+      // Of rows that have not joined before this step what will join, and of those that have not yet, that alone.
       const u32 waiting = (s <= joins[0] ? 0xffff : 0) | (s <= joins[1] ? 0xffff0000 : 0);
-      last_seen = larger_of_each(last_seen, will_join & waiting);
+      const u32 still = (s < joins[0] ? 0xffff : 0) | (s < joins[1] ? 0xffff0000 : 0);
+      last_seen = larger_of_each(last_seen & ~still, will_join & waiting);
     }
 #pragma unroll
     for (int n = 0; n < 2; n++) dc[n] *= forget[n];
   };
   // What nobody waits for, behind a branch: see the forward pass.
   auto put = [&](int s) {
+    // stage 6: stores
 #pragma unroll
     for (int n = 0; n < 2; n++) {
       const bool now = !PACKED || s >= joins[n];
@@ -447,15 +450,15 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     to_scale -= rows_back;
     if (FINE) to_low -= back;
   };
-#pragma unroll 1
-  for (int s = 0;; s += 2) {
-    run(s, Constant<0>());
-    if (s + 1 == steps) break;
+  auto goes_on = [&](int s, u32 buffer) {
+    run(s, buffer);
+    if (s + 1 == steps) return false;
     put(s);
-    run(s + 1, Constant<1>());
-    if (s + 2 == steps) break;
-    put(s + 1);
-  }
+    return true;
+  };
+#pragma unroll 1
+  for (int s = 0; goes_on(s, BY_TWO ? 0 : s & 1); s++)
+    if (BY_TWO && !goes_on(++s, 1)) break;
   put(steps - 1);
   if (top) atomicMax(largest + replica, top);
 

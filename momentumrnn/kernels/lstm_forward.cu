@@ -12,7 +12,7 @@
 // memory, where every CTA has its own copy in two buffers. A warp sends its 8 units x 8 rows of h_t to all CTAs
 // by stores that count their bytes on the receiver's barrier; waiting on that barrier is the only
 // synchronisation. Two buffers are enough: whoever sends h_t has received all of h_{t-1}, so all have sent
-// that, and have read h_{t-2} before. Even and odd steps are compiled apart, each with its buffer.
+// that, and have read h_{t-2} before. Even and odd steps are compiled apart, each with its buffer, where registers suffice.
 //
 // FINE. A number as two halves, h = high + low / 2048, has 22 bits. With FINE, U and h come in both parts, and z is
 // U_high h_high + (U_high h_low + U_low h_high) / 2048, the second sum apart from the first. U_low is in shared memory, in
@@ -51,6 +51,8 @@ constexpr u32 LOW_BYTES = FINE * WARPS * SLICES * 1024;  // of U_low
 constexpr int AHEAD = 4;                // steps for which inputs are on their way
 constexpr int PIECES = EXTRA ? EXTRA : 2;               // of a thread's input of a step: slices, or rows
 constexpr u32 PIECE = (EXTRA ? 8 : 16) * THREADS;       // bytes of that piece of all threads
+// Whether even and odd steps are compiled apart.
+constexpr bool BY_TWO = CTAS < 7 || FINE + PACKED + EXTRAPOLATED + (MOMENT == 0 ? 0 : EXTRA < 2 ? 1 : 2) < 2;
 constexpr int SPACING = 8;              // steps from one set of kept moments to the next
 constexpr float LOG2E = 1.4426950408889634f;
 
@@ -274,6 +276,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   };
   // The momentum's step t, on what came in z.
   auto advance = [&](int t, float(&z)[2][4]) {
+    // stage 6: momentum
     if (KEEP && t % SPACING == 0) {
 #pragma unroll
       for (int n = 0; n < 2; n++)
@@ -322,9 +325,9 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     advance(0, coming_z);
   }
 
-  auto run = [&](int t, auto parity) {
-    constexpr u32 now = decltype(parity)::value, next = now ^ 1;
-    // What does not need h.
+  auto run = [&](int t, u32 now) {
+    const u32 next = now ^ 1;
+    // stage 0: input, which does not need h
     float z[CHAINS][2][4] = {}, z_low[PARTS][2][4] = {};
     if (MOMENT) {
 #pragma unroll
@@ -345,10 +348,12 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     fetch(t + AHEAD - 1);
     if (PACKED) y += (rows_of(t) - (t > 0 ? rows_of(t - 1) : 0)) * H;
 
+    // stage 1: wait for h
     if (CTAS == 1)
       __syncthreads();
     else
       wait(received + 8 * now, (t - 1) >> 1 & 1);
+    // stage 2: products with U
 #pragma unroll
     for (int k = 0; k < SLICES; k += 2) {
       const uint4 h = load_matrices(from + now * BUFFER + k * 2 * BLOCK);
@@ -374,6 +379,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     // While the products are on their way: nobody sends into this buffer again before it has our h_t.
     if (CTAS > 1 && first) expect(received + 8 * now, 8 * WIDTH * 2 * PARTS);
 
+    // stage 3: gates, cell
 #pragma unroll
     for (int n = 0; n < 2; n++) {
       float sums[4];
@@ -395,6 +401,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
       if (EXTRAPOLATED) j[n] = j[n] + 1.f == (float)every ? 0.f : j[n] + 1.f;
     }
 
+    // stage 4: send
     // 8 units x 8 rows to everyone: turned, lane 4 n + k holds units 2 k and 2 k + 1 of row n.
     u32 turned[PARTS];
     const u32 high = half2_of(h[0], h[1]);
@@ -417,6 +424,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   };
   // What nobody waits for. It stands behind a branch, for else the compiler moves it before the sends.
   auto put = [&](int t) {
+    // stage 5: stores
     if (mine[0] && (!PACKED || t < ends[0])) y[0] = h[0];
     if (mine[1] && (!PACKED || t < ends[1])) y[H] = h[1];
     if (!PACKED) y += states;
@@ -441,19 +449,16 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   };
   // A branch over which the compiler does not move the wait: before the momentum, that would wait, too.
   const bool never = total < 0;
-#pragma unroll 1
-  for (int t = 0;; t += 2) {
-    run(t, Constant<0>());
-    if (t + 1 == steps) break;
+  auto goes_on = [&](int t, u32 now) {
+    run(t, now);
+    if (t + 1 == steps) return false;
     put(t);
     if (MOMENT) advance(t + 1, coming_z);
-    if (MOMENT && never) break;
-    run(t + 1, Constant<1>());
-    if (t + 2 == steps) break;
-    put(t + 1);
-    if (MOMENT) advance(t + 2, coming_z);
-    if (MOMENT && never) break;
-  }
+    return !(MOMENT && never);
+  };
+#pragma unroll 1
+  for (int t = 0; goes_on(t, BY_TWO ? 0 : t & 1); t++)
+    if (BY_TWO && !goes_on(++t, 1)) break;
   put(steps - 1);
   if (!PACKED)
 #pragma unroll

@@ -22,6 +22,7 @@ Defines = tuple[tuple[str, int], ...]
 WINDOWS = os.name == "nt"
 # Attributes of a kernel, as the driver numbers them.
 STATIC_SHARED, LOCAL_BYTES, REGISTERS, DYNAMIC_SHARED, SHARED_PERCENT = 1, 3, 4, 8, 9
+MOST_SHARED = 97  # of a device
 NO_CONTEXT = 201  # an error of the driver
 FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
@@ -111,9 +112,6 @@ class Kernel:
         self.name, self.device = name, device
         self._context, self._function = context, function.value
         self._shared = self._attribute(DYNAMIC_SHARED)
-        # So much dynamic shared memory leaves a multiprocessor to one CTA.
-        most = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-        self.alone = most - self._attribute(STATIC_SHARED)
         # The driver would leave a multiprocessor with as much shared memory as one CTA needs, and so alone.
         self._set(SHARED_PERCENT, 100)
 
@@ -133,6 +131,11 @@ class Kernel:
             _call(self._context, driver.cuLaunchKernel, *launch)
         else:
             _check(code)
+
+    @functools.cached_property
+    def alone(self) -> int:
+        """Bytes of dynamic shared memory that leave a multiprocessor to one CTA."""
+        return _most_shared(self.device) - self._attribute(STATIC_SHARED)
 
     @property
     def registers(self) -> int:
@@ -203,6 +206,15 @@ def _module(source: str, defines: Defines, device: int) -> tuple[int | None, int
         # What the cache has is whole, and not what the driver takes: once more, without it.
         _call(context.value, driver.cuModuleLoadData, ctypes.byref(module), cubin(*what, anew=True))
     return context.value, module.value
+
+
+@functools.cache
+def _most_shared(device: int) -> int:
+    """Bytes of shared memory that a CTA can have."""
+    driver, number, most = _driver(), ctypes.c_int(), ctypes.c_int()
+    _check(driver.cuDeviceGet(ctypes.byref(number), device))
+    _check(driver.cuDeviceGetAttribute(ctypes.byref(most), MOST_SHARED, number))
+    return most.value
 
 
 @functools.cache
