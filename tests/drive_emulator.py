@@ -33,7 +33,7 @@ class Channel:
     def __init__(self, k, r, place, width, w_ih, b_ih, decay, mu, gain, decays, each_w, each_bias, each_mu,
                  each_gain, step):  # fmt: skip
         assert bool(decay) == k.TABLE != bool(mu), "a table has decays, else channels have"
-        assert bool(w_ih) == (k.FEATURES > 0), "weights are there for features"
+        assert bool(w_ih) == (k.FEATURES > 0) >= bool(b_ih), "weights are there for features"
         self.k, self.decay, self.decays = k, decay, decays
         if k.FEATURES:
             at = (r * each_w * width + place) * k.FEATURES
@@ -44,7 +44,7 @@ class Channel:
 
     def project(self, x):
         """x: threads by WIDTH."""
-        return (x if self.k.FEATURES == 0 else (self.w * x[:, None]).sum(-1)) + self.bias
+        return x if self.k.FEATURES == 0 else (self.w * x[:, None]).sum(-1) + self.bias
 
     def fade(self, t, b, there):
         """The decay of a step, of which channels have none of their own."""

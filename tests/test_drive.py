@@ -168,12 +168,16 @@ def run(case, given, gradient, last, kept, kernel, device="cpu", real=F64, half=
 
     begins = torch.cat([torch.zeros(1, dtype=torch.int64), there.sum(1).cumsum(0)]).to(torch.int32)
     N = int(begins[-1])
+    x, b = given["x"], given["b"]
+    if not F and b is not None:  # a that is given has its bias in it
+        x, b = x + b.view(-1, 1, 1, 4 * H), None
     inputs = [
-        place(dense(given["x"]) if F else weave(dense(given["x"]))),
-        *(place(given[name]) for name in ("w", "b", "decay", "mu", "gain")),
+        place(dense(x) if F else weave(dense(x))),
+        *(place(t) for t in (given["w"], b, given["decay"], given["mu"], given["gain"])),
     ]
     sizes = [T, B, H, N, 1 if given["decay"] is None else given["decay"].shape[1]]
-    eaches = [int(R > 1 and case.number(name) == R) for name in ("x", "w", "b", "mu", "gain")]
+    eaches = [int(R > 1 and len(x) == R)]
+    eaches += [int(R > 1 and case.number(name) == R) for name in ("w", "b", "mu", "gain")]
     at = [place(begins, torch.int32), place(case.steps, torch.int32)] if packed else [None, None]
 
     def padded(rows):

@@ -71,7 +71,7 @@ struct Channel {
   float w[FEATURES > 0 ? FEATURES : 1], bias, gain, mu;
 
   __device__ float project(const float *x, int c) const {
-    if (FEATURES == 0) return x[c] + bias;
+    if (FEATURES == 0) return x[c];
     float a = bias;
 #pragma unroll
     for (int f = 0; f < FEATURES; f++) a = fmaf(w[f], x[f], a);
@@ -106,7 +106,7 @@ struct Given {
 extern "C" __global__ void __launch_bounds__(THREADS)
     drive_backward(const float *__restrict__ x,        // (R, N, FEATURES), or a itself, (R, N, H, 4)
                    const float *__restrict__ w_ih,     // (R, 4 H, FEATURES), or null
-                   const float *__restrict__ b_ih,     // (R, 4 H), or null
+                   const float *__restrict__ b_ih,     // (R, 4 H), or null; a that is given has it in it
                    const float *__restrict__ decay,    // (T, 1) or (T, B), if TABLE
                    const float *__restrict__ mu,       // (R, 4 H), if not
                    const float *__restrict__ gain,     // (R, 4 H), or null: `step`
