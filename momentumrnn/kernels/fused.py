@@ -25,10 +25,10 @@ SPACING = 8  # steps from one set of kept moments to the next
 MANY = 24_000  # units of all rows, from which on a thread of `drive_backward` has two channels
 INPUTS = 144  # bytes of shared memory of a thread of the backward pass, for inputs on their way
 # Bytes of the gates' gradients that are in memory at a time, as long as that takes at most so many chunks.
-CHUNK, CHUNKS = 72 << 20, 8
+CHUNK, CHUNKS = 104 << 20, 8
 # The rest of the backward pass runs beside the recurrence, in so many chunks, of at least so many steps; and
 # not on the same multiprocessors, if this takes at most this share of them.
-CHUNKS_BESIDE, STEPS_BESIDE, ALONE = 4, 150, 0.75
+CHUNKS_BESIDE, STEPS_BESIDE, ALONE = 3, 150, 0.75
 # Rows that one product adds up, if fine: tensor cores cut sums off, always towards 0.
 GROUP = 1024
 LOW = 1 / 2048  # the weight of low parts
@@ -125,6 +125,8 @@ def forward(inputs: Inputs, keep: bool) -> tuple[Tensor, ...]:
     passed = (False, True) if D <= NARROW else (True,)
     drives = tuple(tuple(_drive_kind(i, size, p).items()) for p in passed) if driven else ()
     _ready(i.x.device.index, C, slices, tuple(_moment(i).items()), drives, **kind)
+    if i.x.is_cuda:
+        _stream(i.x.device.index)  # for the backward pass, which may be captured
     kernel = _kernel("lstm_forward", i.x.device.index, CTAS=C, EXTRA=slices, KEEP=keep, **_moment(i), **kind)
     momentum = [i.decay, i.mu, i.gain, v0, n0, *(t if len(t) else None for t in (v, n)), moments]
     own = i.x if drive is None else drive, bias, h0, i.z0, i.j0, i.mu, i.gain, v0
@@ -143,6 +145,23 @@ def backward(
 ) -> tuple[Tensor, ...]:
     """See `op`. Time in chunks: of each the gradients of its gates, then what they give to the weights."""
     i = _prepared(inputs)
+    if not i.x.is_cuda or _sizes(i).T < 2 * STEPS_BESIDE:
+        return _backward(grads, saved, inputs, i, needs, None)
+    beside = _Beside(i.x.device)
+    try:
+        return _backward(grads, saved, inputs, i, needs, beside)
+    finally:
+        beside.close()
+
+
+def _backward(
+    grads: Sequence[Tensor | None],
+    saved: Sequence[Tensor],
+    inputs: Inputs,
+    i: Inputs,
+    needs: Sequence[bool],
+    beside: "_Beside | None",
+) -> tuple[Tensor, ...]:
     dy, dh, dc, d_z, dv, dn = map(_dense, (None if g is None or g.numel() == 0 else g for g in grads))
     y, gates, cells, moments = (t.contiguous() for t in saved)  # hooks may have moved them
     size, fine, extrapolated, driven = _sizes(i), i.fine, i.z0 is not None, i.in_gate_space
@@ -156,8 +175,7 @@ def backward(
     packed, low = run.new(replicas * threads * 4), run.new(replicas * threads * 4) if fine else None
     run("pack_backward", threads, replicas, i.w_hh, packed, low, C, H)
     clusters = R * -(-B // TILE)
-    beside = i.x.is_cuda and T >= 2 * STEPS_BESIDE
-    length = _chunk(size, driven, fine, beside)
+    length = _chunk(size, driven, fine, beside is not None)
     firsts = range((T - 1) // length * length, -1, -length)
     begins = [0, *accumulate(i.sizes)] if i.sizes else range(0, N + 1, B)
     room = max(begins[min(t + length, T)] - begins[t] for t in firsts)
@@ -165,36 +183,35 @@ def backward(
     # All chunks use the same memory, or every second one. If fine, what a chunk does not fill should be
     # zeros, see `_grouped`: the first one has the fewest rows.
     halves = functools.partial(torch.zeros if fine else torch.empty, dtype=torch.float16, device=i.x.device)
-    dz = halves(1 + beside, R, room, 4 * H)
-    dz_low = halves(1 + beside, R, room, 4 * H) if fine else None
-    scales = i.x.new_empty(len(firsts), R, room)
+    memories = 1 if beside is None else 2
+    dz = halves(memories, R, room, 4 * H).unbind()
+    dz_low = halves(memories, R, room, 4 * H).unbind() if fine else (None,) * memories
+    scales = i.x.new_empty(len(firsts), R, room).unbind()
     scale_tops = torch.zeros(len(firsts), R, dtype=torch.int32, device=i.x.device)
+    tops = scale_tops.unbind()
     states = [(dh, dc, d_z)]
     for _ in firsts:
         z = i.x.new_empty(R, B, 4 * H) if extrapolated else None
         states.append((i.x.new_empty(R, B, H), i.x.new_empty(R, B, H), z))
     kernel = _kernel("lstm_backward", i.x.device.index, CTAS=C, **_kind(i))
     shared = INPUTS * 32 * WARPS + (16384 * tiles if fine else 0)
-    if beside and C * clusters <= ALONE * _multiprocessors(i.x.device.index):
+    if beside is not None and C * clusters <= ALONE * _multiprocessors(i.x.device.index):
         shared = kernel.alone
-    chunks = _Beside(i.x.device) if beside else None
 
     def recur(k: int) -> None:
         """The recurrence of a chunk."""
-        first = firsts[k]
-        low_here = None if dz_low is None else dz_low[k % len(dz)]
+        first, memory = firsts[k], k % memories
         kernel(
             (C * clusters // R, R, 1), 32 * WARPS,
-            [packed, low, gates, cells, dy, *states[k], i.j0, dz[k % len(dz)], low_here, scales[k],
-             scale_tops[k], *states[k + 1], *run.rows, T, first, min(first + length, T), B, H, N, total, room,
-             i.every, _each(i.w_hh, R), _each(i.j0, R)],
+            [packed, low, gates, cells, dy, *states[k], i.j0, dz[memory], dz_low[memory], scales[k], tops[k],
+             *states[k + 1], *run.rows, T, first, min(first + length, T), B, H, N, total, room, i.every,
+             _each(i.w_hh, R), _each(i.j0, R)],
             shared,
         )  # fmt: skip
 
-    if chunks is not None:
-        chunks.fork()
+    if beside is not None:
         for k in range(2):
-            chunks(k, recur)
+            beside.begin(k, recur)
     v = x_tops = i.x  # of a drive that was given neither is read
     if to_weights and i.w_ih is not None and not driven:
         v, x_tops = _filtered(run, i, size)
@@ -207,15 +224,15 @@ def backward(
     products, dxs = [], []
     right = halves(R, room, columns * (1 + fine)) if to_weights else None
     for k, first in enumerate(firsts):
-        if chunks is None:
+        if beside is None:
             recur(k)
         else:
-            chunks.join(k)
+            beside.join(k)
         last = min(first + length, T)
         before, rows = begins[first], begins[last] - begins[first]
-        high, rest = dz[k % len(dz)], None if dz_low is None else dz_low[k % len(dz)]
+        high, rest = dz[k % memories], dz_low[k % memories]
         if right is not None:
-            run("operand", rows * columns // 8, R, y, i.h0, v, scales[k], scale_tops[k], x_tops, right,
+            run("operand", rows * columns // 8, R, y, i.h0, v, scales[k], tops[k], x_tops, right,
                 run.rows.begins, before, rows, room, T, B, N, H, F, columns, fine, _each(i.h0, R),
                 each_x)  # fmt: skip
             products.append(_over_rows(high, rest, right, rows, columns))
@@ -225,8 +242,8 @@ def backward(
             run("unweave", rows * H, R, high, rest, scales[k], dx, before, rows, room, N, H)
         elif woven is not None:
             dxs.append(_by_columns(high[:, :rows], None if rest is None else rest[:, :rows], woven, D))
-        if chunks is not None and k + 2 < len(firsts):
-            chunks(k + 2, recur)
+        if beside is not None and k + 2 < len(firsts):
+            beside.begin(k + 2, recur)
     dh, dc, d_z = states[-1]
 
     found: list[Tensor | None] = [None] * 5
@@ -260,26 +277,28 @@ def backward(
 class _Beside:
     """A second stream, for the recurrences of chunks, while the rest goes on in the current one.
 
-    Memory that it writes to is made before the fork, and kept until the last recurrence has been joined.
+    Memory that a recurrence reads or writes must be there when the first begins, and stay until the end.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.stream, self.here = _stream(device.index), torch.cuda.current_stream(device)
         self.events: list[torch.cuda.Event] = []
 
-    def fork(self) -> None:
-        self.stream.wait_stream(self.here)
-
-    def __call__(self, k: int, recur: Callable[[int], None]) -> None:
-        """Begins a recurrence, when the ones before and all that is in the current stream are done."""
-        if k > 1:
+    def begin(self, k: int, recur: Callable[[int], None]) -> None:
+        """A recurrence, when those before are done; but for the second one, all that goes on here, too."""
+        if k != 1:
             self.stream.wait_stream(self.here)
         with torch.cuda.stream(self.stream):
             recur(k)
         self.events.append(self.stream.record_event())
 
     def join(self, k: int) -> None:
+        """What comes next here waits for a recurrence."""
         self.here.wait_event(self.events[k])
+
+    def close(self) -> None:
+        """Waits for all, so that memory can be given back."""
+        self.here.wait_stream(self.stream)
 
 
 @functools.cache
