@@ -39,10 +39,10 @@ STEPS = 5
 REPLAYS = 20
 STAGE = re.compile(r"// stage (\d): ([^\n]*)")
 WATCH = """
-  long long spent[8] = {}, since = clock64();
+  long long spent[8] = {}, since = 0;
   auto stage_after = [&](int before) {
     const long long now = clock64();
-    spent[before] += now - since;
+    if (since) spent[before] += now - since;
     since = now;
   };
 """

@@ -103,7 +103,7 @@ def drive_backward(
     kept += (r * -(-T // k.SPACING) * states + b * width + own.j // 4 * 4) * (1 + k.SECOND) + own.j % 4
     before_here = r * room - (begins[first] if k.PACKED else first * B)
 
-    added = eps * eps if k.MOMENT == 2 else 0
+    least = eps * eps / rest if k.MOMENT == 2 else 0
     over_root, root_rest = inverse_root(rest) if k.MOMENT == 2 else 1, np.sqrt(rest)
     to_v, to_s = dv[r * states + state], np.zeros(shape)
     if k.SECOND:
@@ -141,8 +141,8 @@ def drive_backward(
                 before[m] = v
             v = choose(now, channels.of(fades[m]) * v + channels.gain * a, v)
             if k.SECOND:
-                second = choose(now, beta * second + (a * a + added), second)
-                over = inverse_root(second)
+                second = choose(now, beta * second + a * a, second)
+                over = inverse_root(second + least)
                 factor = over if k.MOMENT == 2 else 1 / (root_rest * np.sqrt(second) + eps)
                 by_v[m] *= factor
                 by_s[m] = by_v[m] * (v * factor) * (over if k.MOMENT == 2 else root_rest * over)

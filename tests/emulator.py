@@ -535,7 +535,7 @@ def lstm_forward(
                 old[n, gate] = factor[gate] * z0.load((n * 4 + gate) * H, mine[n])
             j[n] = j0.load(replica * each_j * B + row + n, mine[n]).astype(int) % every
 
-    added = eps * eps if k.MOMENT == 2 else 0.0
+    least = eps * eps / rest
     over_root = 1 / np.sqrt(rest) if k.MOMENT == 2 else 1.0
     v, s = np.zeros((2, 2, 4, 32))
     gains, mus = np.full((4, 32), step), np.zeros((4, 32))
@@ -554,7 +554,7 @@ def lstm_forward(
                 if v0:
                     v[n, gate] = v0.load(at, mine[n])
                 if k.MOMENT > 1:
-                    s[n, gate] = ((n0.load(at, mine[n]) if n0 else 0) + added) / rest
+                    s[n, gate] = (n0.load(at, mine[n]) if n0 else 0) / rest
         kept_moments += ((replica * ((T + k.SPACING - 1) // k.SPACING) * B + row) * H + unit) * k.MOMENTS
     other_row = (row + 1 < B) & (decays > 1)
     fades = np.zeros((2, 32))
@@ -651,10 +651,10 @@ def lstm_forward(
             a = z[gate // 2, :, gate % 2 * 2 + n]
             v[n, gate] = (fades[n] if k.TABLE else mus[gate]) * v[n, gate] + gains[gate] * a
             if k.MOMENT > 1:
-                s[n, gate] = beta * s[n, gate] + (a * a + added)
+                s[n, gate] = beta * s[n, gate] + a * a
             a[:] = v[n, gate]
             if k.MOMENT == 2:
-                a /= np.sqrt(s[n, gate])
+                a /= np.sqrt(s[n, gate] + least)
             if k.MOMENT == 3:
                 a /= np.sqrt(rest) * np.sqrt(s[n, gate]) + eps
             a[:] = factor[gate] * over_root * a + b_hh[gate]
@@ -675,7 +675,7 @@ def lstm_forward(
             if k.MOMENT and last_v:
                 last_v.store(channel, v[n, gate], there)
             if k.MOMENT > 1 and last_v:
-                last_n.store(channel, np.maximum(rest * s[n, gate] - added, 0), there)
+                last_n.store(channel, rest * s[n, gate], there)
 
     if k.MOMENT:
         me.wait_for_copies(k.AHEAD - 2)

@@ -117,11 +117,11 @@ def reference(case, given, g, last, dtype=F64):
     v = torch.zeros(R, B, width, dtype=dtype) if v0 is None else v0.expand(R, B, width)
     n = torch.zeros(R, B, width, dtype=dtype) if n0 is None else n0.expand(R, B, width)
     s = case.step if gain is None else gain.unsqueeze(1)
-    loss, kept, added = 0, [], case.eps**2 if case.moment == 2 else 0
+    loss, kept = 0, []
     for t in range(T):
         if t % fused.SPACING == 0:
             there = case.rows[t].view(-1, 1, 1, 1)
-            moments = [v, (n + added) / (1 - case.beta)][: case.moment]
+            moments = [v, n / (1 - case.beta)][: case.moment]
             kept.append(torch.stack([weave(one) for one in moments], -2).where(there, torch.nan))
         d = decay[t].view(-1, 1) if mu is None else mu.unsqueeze(1)
         now = case.rows[t].view(-1, 1)

@@ -844,8 +844,8 @@ MOMENTS = {
         "put(t)\n        if k.MOMENT:\n            advance(t + 1, coming_z)\n",
         "if k.MOMENT:\n            advance(t + 1, coming_z)\n        put(t)\n",
     ),
-    "the last n with eps": ("rest * s[n, gate] - added", "rest * s[n, gate]"),
-    "n for s": ("+ added) / rest", "+ added)"),
+    "s for the last n": ("rest * s[n, gate]", "s[n, gate]"),
+    "n for s": ("if n0 else 0) / rest", "if n0 else 0)"),
     "gates in another order": (
         "a = z[gate // 2, :, gate % 2 * 2 + n]",
         "a = z[gate % 2, :, gate // 2 * 2 + n]",

@@ -1,7 +1,7 @@
 // The backward pass of a momentum in gate space, one that divides by a second moment, carries a state or has a decay for
 // each channel. The forward one is part of `lstm_forward`: for each row of the batch and each channel
 //
-//   a_t = w . x_t + b_ih,   v_t = d_t v_{t-1} + s a_t,   n_t = beta n_{t-1} + rest a_t^2,
+//   a_t = w . x_t + b_ih,   v_t = d_t v_{t-1} + gain a_t,   n_t = beta n_{t-1} + rest a_t^2,
 //   drive_t = v_t (MOMENT = 1),   or v_t / sqrt(n_t + eps^2) (2),   or v_t / (sqrt(n_t) + eps) (3).
 //
 // A thread has a row and CHANNELS channels, and goes through time alone: no sum depends on the order of threads. There may
@@ -52,7 +52,7 @@ struct Owned {
 // The features of a row, so many in one load as its place allows: loads are what many features cost.
 struct Row {
   static constexpr int TOGETHER = FEATURES % 4 == 0 ? 4 : FEATURES % 2 == 0 ? 2 : 1;
-  float x[FEATURES > 0 ? FEATURES : 1];
+  __align__(16) float x[FEATURES > 0 ? FEATURES : 1];
 
   __device__ explicit Row(const float *from) {
 #pragma unroll
@@ -97,13 +97,15 @@ struct Given {
   __device__ float of(const Channel &c, float fade) const { return TABLE ? fade : c.mu; }
 };
 // Backwards over the steps from `first`, a multiple of SPACING, to `last`, so many of them at a time: their moments are
-// computed again from what was kept, then it goes back through them. As in `lstm_forward` it has s = (n + eps^2) / rest, or n /
-// rest, in place of n. With g the gradient of the drive and r the factor of v,
+// computed again from what was kept, then it goes back through them. As in `lstm_forward` it has s = n / rest in place of n. With g
+// the gradient of the drive and r the factor of v,
 //
 //   dv_t = g_t r_t + d_{t+1} dv_{t+1},   ds_t = g_t d drive / ds + beta ds_{t+1},   da_t = gain dv_t + 2 a_t ds_t.
 //
-// For ds it has -2 ds, whose part of a step is g v r / s in the first form, g v r^2 sqrt(rest / s) in the second.
-extern "C" __global__ void __launch_bounds__(THREADS)
+// For ds it has -2 ds, whose part of a step is g v r / (s + eps^2 / rest) in the first form, g v r^2 sqrt(rest / s) in the
+// second.
+// Where threads are few, registers are not: else the compiler saves them, and begins loads late.
+extern "C" __global__ void __launch_bounds__(THREADS, CHANNELS == 1 && HELD && !PACKED ? 5 : 0)
     drive_backward(const float *__restrict__ x,        // (R, N, FEATURES), or a itself, (R, N, H, 4)
                    const float *__restrict__ w_ih,     // (R, 4 H, FEATURES), or null
                    const float *__restrict__ b_ih,     // (R, 4 H), or null; a that is given has it in it
@@ -142,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   // Among the rows of this chunk.
   const size_t before_here = (size_t)r * room - (PACKED ? begins[first] : first * B);
 
-  const float added = MOMENT == 2 ? eps * eps : 0.f, over_root = MOMENT == 2 ? inverse_root(rest) : 1.f;
+  const float least = MOMENT == 2 ? eps * eps * reciprocal(rest) : 0.f, over_root = MOMENT == 2 ? inverse_root(rest) : 1.f;
   const float root_rest = root(rest);
   float to_v[CHANNELS], to_s[CHANNELS] = {}, dw[CHANNELS][FEATURES > 0 ? FEATURES : 1] = {};
   float db[CHANNELS] = {}, dmu[CHANNELS] = {}, dgain[CHANNELS] = {};
@@ -207,8 +209,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
           if (LEARNED) before[LEARNED ? k : 0][c] = v[c];
           v[c] = fmaf(given.of(channels[c], fades[k]), v[c], channels[c].gain * a);
           if (SECOND) {
-            second[c] = fmaf(beta, second[c], fmaf(a, a, added));
-            const float over = inverse_root(second[c]);
+            second[c] = fmaf(beta, second[c], a * a);
+            const float over = inverse_root(MOMENT == 2 ? second[c] + least : second[c]);
             const float factor = MOMENT == 2 ? over : reciprocal(fmaf(root_rest, root(second[c]), eps));
             by_v[k][c] *= factor;
             by_s[k][c] = by_v[k][c] * (v[c] * factor) * (MOMENT == 2 ? over : root_rest * over);

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -163,7 +163,7 @@ def _backward(
     beside: "_Beside | None",
 ) -> tuple[Tensor, ...]:
     dy, dh, dc, d_z, dv, dn = map(_dense, (None if g is None or g.numel() == 0 else g for g in grads))
-    y, gates, cells, moments = (t.contiguous() for t in saved)  # hooks may have moved them
+    y, gates, cells, moments = (cast(Tensor, _dense(t)) for t in saved)  # hooks may have moved them
     size, fine, extrapolated, driven = _sizes(i), i.fine, i.z0 is not None, i.in_gate_space
     R, T, B, N, H, D, _, total = size
     F = 0 if driven else size.F  # features of the product for the weights
@@ -210,7 +210,7 @@ def _backward(
         )  # fmt: skip
 
     if beside is not None:
-        for k in range(2):
+        for k in range(min(2, len(firsts))):
             beside.begin(k, recur)
     v = x_tops = i.x  # of a drive that was given neither is read
     if to_weights and i.w_ih is not None and not driven:
@@ -277,7 +277,8 @@ def _backward(
 class _Beside:
     """A second stream, for the recurrences of chunks, while the rest goes on in the current one.
 
-    Memory that a recurrence reads or writes must be there when the first begins, and stay until the end.
+    Memory that a recurrence reads or writes must be there when the first begins, and stay until the end. All
+    calls on a device share the stream: while one is captured in a CUDA graph, no other thread can run one.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -297,8 +298,9 @@ class _Beside:
         self.here.wait_event(self.events[k])
 
     def close(self) -> None:
-        """Waits for all, so that memory can be given back."""
-        self.here.wait_stream(self.stream)
+        """Waits for all that has begun, so that memory can be given back."""
+        if self.events:
+            self.here.wait_event(self.events[-1])
 
 
 @functools.cache
@@ -366,8 +368,10 @@ class _Behind:
             left = self.left[:, before : before + rows].expand(R, -1, -1)
             if fine:
                 left = torch.nn.functional.pad(left, (0, 0, 0, room - rows))
-            beside = da.flatten(2)
-            found = _grouped(beside, left) if fine else _product(beside[:, :rows].mT, left)
+            if fine:
+                found = torch.cat([_grouped(part, left) for part in da.unbind(2)], 1)
+            else:
+                found = _product(da.flatten(2)[:, :rows].mT, left)
             self.dw = found if self.dw is None else self.dw.add_(found)
         if dx is not None:
             assert self.right is not None

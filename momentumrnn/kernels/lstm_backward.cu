@@ -96,7 +96,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   const int length = PACKED ? lengths[tile * 8] : T, start = PACKED ? starts[tile] : tile * T;
   const int ends[2] = {PACKED && row < B ? lengths[row] : T, PACKED && row + 1 < B ? lengths[row + 1] : T};
   const int end = min(last, length), steps = end - first;
-  // At which of this pass's steps a row joins; its gradients until then.
+  // At which of this pass's steps a row joins, and with what.
   const int joins[2] = {end - min(ends[0], last), end - min(ends[1], last)};
   float pending[2][4] = {};
   const size_t gates_place = ((size_t)replica * B + row) * 4 * H + unit;

@@ -19,14 +19,14 @@
 // the order of registers.
 //
 // PACKED. Sequences of unequal length, longest first. A tile runs as many steps as its first row; rows whose own end
-// has come run on, on whatever input, and are neither stored nor seen by other rows.
+// has come run on, on whatever input, unseen by other rows, and of what is kept of them the backward pass makes nothing.
 //
 // EXTRAPOLATED. The gates are z + mu (z - z of the step before), mu = j / (j + 3), j counting modulo `every`.
 //
 // MOMENT. In gate space the momentum is here: what comes is a = W x + b_ih, v = decay v + gain a, and z starts as v (MOMENT
 // = 1), as v / sqrt(n + eps^2) (2) or as v / (sqrt(n) + eps) (3), n = beta n + rest a^2, rest = 1 - beta. In place of n it has
-// s = (n + eps^2) / rest, so that s = beta s + (a^2 + eps^2); for (3), without eps. It is one step ahead, and goes on behind
-// the send, while h is on its way. v and s are kept every SPACING steps for the backward pass.
+// s = n / rest = beta s + a^2. It is one step ahead, and goes on behind the send, while h is on its way. v and s are kept every
+// SPACING steps for the backward pass.
 //
 // INPUTS. With EXTRA > 0 the projection W x + b rides on the same product: EXTRA times 16 further columns,
 // in bfloat16 as high and low parts (see `spread`). With EXTRA = 0 the drive itself is read, (T, B, H, 4) in float32.
@@ -171,8 +171,9 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   }
 
   constexpr int MOMENTS = MOMENT > 1 ? 2 : 1;
-  const float added = MOMENT == 2 ? eps * eps : 0.f, over_root = MOMENT == 2 ? inverse_root(rest) : 1.f;
-  const float root_rest = root(rest), factor = -LOG2E * over_root, factor_g = 2.f * factor;
+  // v / sqrt(n + eps^2) is v / sqrt(s + least), over sqrt(rest), which is in the factors of gates.
+  const float least = eps * eps * reciprocal(rest), root_rest = root(rest);
+  const float factor = -LOG2E * (MOMENT == 2 ? inverse_root(rest) : 1.f), factor_g = 2.f * factor;
   float v[2][4] = {}, s[2][4] = {}, gains[4] = {}, mus[4] = {};
   if (MOMENT) {
 #pragma unroll
@@ -184,7 +185,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
       for (int n = 0; n < 2; n++) {
         const size_t at = ((size_t)replica * each_v * B + row + n) * 4 * H + channel;
         if (mine[n] && v0) v[n][gate] = v0[at];
-        if (MOMENT > 1) s[n][gate] = ((mine[n] && n0 ? n0[at] : 0.f) + added) * reciprocal(rest);
+        if (MOMENT > 1 && mine[n] && n0) s[n][gate] = n0[at] * reciprocal(rest);
       }
     }
     kept_moments += (((size_t)replica * ((T + SPACING - 1) / SPACING) * B + row) * H + unit) * MOMENTS;
@@ -292,9 +293,9 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
       const int n = i / 4, gate = i % 4;
       float &a = z[gate / 2][gate % 2 * 2 + n];
       v[n][gate] = fmaf(TABLE ? (n ? fades.y : fades.x) : mus[gate], v[n][gate], gains[gate] * a);
-      if (MOMENT > 1) s[n][gate] = fmaf(beta, s[n][gate], fmaf(a, a, added));
+      if (MOMENT > 1) s[n][gate] = fmaf(beta, s[n][gate], a * a);
       a = v[n][gate];
-      if (MOMENT == 2) a *= inverse_root(s[n][gate]);
+      if (MOMENT == 2) a *= inverse_root(s[n][gate] + least);
       if (MOMENT == 3) a *= reciprocal(fmaf(root_rest, root(s[n][gate]), eps));
       a = fmaf(gate == 2 ? factor_g : factor, a, gate == 0 ? b_hh.x : gate == 1 ? b_hh.y : gate == 2 ? b_hh.z : b_hh.w);
       asm volatile("" : "+f"(a));  // so that the compiler doesn't move it behind the next wait
@@ -316,7 +317,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
       const size_t channel = (((size_t)replica * B + row + n) * 4 + gate) * H + unit;
       if (EXTRAPOLATED) last_z[channel] = (gate == 2 ? -0.5f / LOG2E : -1.f / LOG2E) * old[n][gate];
       if (MOMENT && last_v) last_v[channel] = v[n][gate];
-      if (MOMENT > 1 && last_v) last_n[channel] = fmaxf(fmaf(rest, s[n][gate], -added), 0.f);
+      if (MOMENT > 1 && last_v) last_n[channel] = rest * s[n][gate];
     }
   };
   if (MOMENT) {

@@ -205,8 +205,9 @@ __device__ inline void publish_barriers() { asm volatile("fence.mbarrier_init.re
 __device__ inline void expect(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-// What comes over these barriers is shared memory alone, so that this CTA's scope will do; that of the cluster would throw
-// away what the first-level cache has of global memory, in every step.
+// The CTA's scope, the default of this instruction, as libraries use it for what other CTAs send, though by PTX's memory model
+// only that of the cluster matches their release. What comes is shared memory, which no cache holds; with the scope of the
+// cluster the compiler throws away what the first-level cache has of global memory, in every step.
 __device__ inline bool complete(u32 barrier, u32 phase) {
   u32 done;
   asm volatile(
