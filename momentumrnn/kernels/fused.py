@@ -368,7 +368,6 @@ class _Behind:
             left = self.left[:, before : before + rows].expand(R, -1, -1)
             if fine:
                 left = torch.nn.functional.pad(left, (0, 0, 0, room - rows))
-            if fine:
                 found = torch.cat([_grouped(part, left) for part in da.unbind(2)], 1)
             else:
                 found = _product(da.flatten(2)[:, :rows].mT, left)
