@@ -37,7 +37,6 @@ __device__ inline void put_bfloats(u16 *p, const float (&x)[CHANNELS]) {
   else
     *p = (u16)bfloat2_of(x[0], 0.f);
 }
-
 // What a thread owns: a row b, and the channels from j on of all 4 H.
 struct Owned {
   int b, j, H;
@@ -154,8 +153,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CHANNELS == 1 && HELD && !
     if (SECOND) to_s[c] = -2.f * rest * dn[r * states + state + own.place(c)];
   }
   // The steps from s on, all loads of which go first: a whole set of them, or so many.
-  auto back = [&](int s, auto whole, int steps) {
-    constexpr bool WHOLE = decltype(whole)::value;
+  auto back = [&](int s, bool whole, int steps) {
     float held[SPACING][HELD ? WIDTH : 1], fades[SPACING], by_v[SPACING][CHANNELS], by_s[SPACING][CHANNELS];
     float before[LEARNED ? SPACING : 1][CHANNELS], v[CHANNELS], second[CHANNELS] = {};
     const float *from = kept + (size_t)(s / SPACING) * states * (1 + SECOND);
@@ -173,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CHANNELS == 1 && HELD && !
     auto channels_ahead = [&](int k) { return PACKED ? (row(s + k) - begin) * width : k * pitch; };
 #pragma unroll
     for (int k = 0; k < SPACING; k++)
-      if (WHOLE || k < steps) {
+      if (whole || k < steps) {
         const size_t at = ahead(k);
         const float2 high = halves_at(dz_here + channels_ahead(k));
         const float scale = scales_here[at] * over_root;
@@ -204,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CHANNELS == 1 && HELD && !
     for (int k = 0; k < SPACING; k++)
 #pragma unroll
       for (int c = 0; c < CHANNELS; c++)
-        if (WHOLE || k < steps) {
+        if (whole || k < steps) {
           const float a = a_of(k, c);
           if (LEARNED) before[LEARNED ? k : 0][c] = v[c];
           v[c] = fmaf(given.of(channels[c], fades[k]), v[c], channels[c].gain * a);
@@ -218,7 +216,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CHANNELS == 1 && HELD && !
         }
 #pragma unroll
     for (int k = SPACING - 1; k >= 0; k--)
-      if (WHOLE || k < steps) {
+      if (whole || k < steps) {
         float to_a[CHANNELS];
 #pragma unroll
         for (int c = 0; c < CHANNELS; c++) {
@@ -263,11 +261,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CHANNELS == 1 && HELD && !
   };
   int s = (end - 1) / SPACING * SPACING;
   if (end % SPACING) {
-    back(s, Constant<0>(), end - s);
+    back(s, false, end - s);
     s -= SPACING;
   }
 #pragma unroll 1
-  for (; s >= first; s -= SPACING) back(s, Constant<1>(), SPACING);
+  for (; s >= first; s -= SPACING) back(s, true, SPACING);
 #pragma unroll
   for (int c = 0; c < CHANNELS; c++) {
     dv[r * states + state + own.place(c)] = to_v[c];

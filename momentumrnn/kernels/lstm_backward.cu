@@ -136,8 +136,8 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     for (int i = 0; i < TILES * SLICES; i++) store(own_low + i * 512, low[i * 32]);
   }
 
-  // The parts of step s come on barrier s % 2; the other one is so many bytes on. Before the first step all are there, zeros:
-  // nothing waits for a barrier's phase -1.
+  // The parts of step s come on barrier s % 2; the other one is so many bytes on. Those of before the first step are there,
+  // zeros, and the wait for them, for a barrier's phase -1, passes at once.
   const u32 received = shared_address(barriers) + 8 * warp, other = 8 * WARPS;
   if (lane == 0) {
     create_barrier(received);
@@ -418,7 +418,6 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
       else
         send(own_slot + buffer * SLOTS + i * SLOT + window[i], x, y, received + other * buffer + window[i]);
     }
-
 
     last_seen = exponents(max(size_of(dh[0]), size_of(dc[0])), max(size_of(dh[1]), size_of(dc[1])));
     if (PACKED) {

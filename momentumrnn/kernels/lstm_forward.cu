@@ -198,7 +198,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     fades = {decay[0], decay[other_row]};
   }
 
-  constexpr int ALL_WARPS = CTAS * WARPS, BLOCKS = ALL_WARPS * 32 * PARTS;
+  constexpr int BLOCKS = CTAS * WARPS * 32 * PARTS;
   const int number = rank * WARPS + warp;
   kept_gates += ((size_t)replica * total + start) * BLOCKS + number * 32 * PARTS + lane;
   kept_cells += ((size_t)replica * (total + tiles) + start + tile) * BLOCKS + (number * 32 + lane) * PARTS;
@@ -211,7 +211,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   if (KEEP) keep_cells();
   y += (size_t)replica * N * H + place;
 
-  // h_{t-1} comes on barrier t % 2. The first is there: nothing waits for a barrier's phase -1.
+  // h_{t-1} comes on barrier t % 2. The first is there, and the wait for it, for a barrier's phase -1, passes at once.
   const u32 received = settled(shared_address(barriers)), hidden_at = settled(shared_address(hidden));
   const bool first = settled(thread) == 0;
   if (first) {
@@ -421,7 +421,6 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
         for (int i = 0; i < CTAS; i++) send(at + window[i], turned[part], received + 8 * next + window[i]);
       }
     }
-
   };
   // What nobody waits for. It stands behind a branch, for else the compiler moves it before the sends.
   auto put = [&](int t) {
@@ -465,6 +464,6 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
 #pragma unroll
     for (int n = 0; n < 2; n++)
       if (mine[n]) leave(n);
-  // Nobody leaves while others may still write here: the last h came for nothing else.
+  // Nobody leaves while others may still write here: the last h was sent for this wait alone.
   if (CTAS > 1) wait(received + 8 * (steps & 1), (steps - 1) >> 1 & 1);
 }

@@ -5,12 +5,6 @@ using u16 = unsigned short;
 using u32 = unsigned int;
 using u64 = unsigned long long;
 
-// A number that is known at compile time, as an argument.
-template <int N>
-struct Constant {
-  static constexpr int value = N;
-};
-
 // ---- numbers
 
 __device__ inline float exp2_fast(float x) {
