@@ -1,7 +1,7 @@
 """Set up, demonstrate and test momentumrnn from a bare Python 3.11+; knows nothing of the library.
 
 usage: python3 dev.py setup                   make .venv, once, with all that the rest needs
-       python3 dev.py demo [arguments...]     momentumrnn demo
+       python3 dev.py demo [arguments...]     momentumrnn reproduce demo
        python3 dev.py lint                    ruff check, ruff format --check, mypy
        python3 dev.py test [pytest args...]   lint, then pytest in two processes
 
@@ -72,7 +72,7 @@ def setup() -> bool:
 def main(command: str = "", *args: str) -> int:
     lint = [["-m", "ruff", "check", "."], ["-m", "ruff", "format", "--check", "."], ["-m", "mypy"]]
     test = ["-m", "pytest", "-n", "2", *args]  # pytest heeds the last -n, so the user's wins
-    demo = ["-m", "momentumrnn", "demo", *args]
+    demo = ["-m", "momentumrnn", "reproduce", "demo", *args]
     commands = {"setup": [], "demo": [demo], "lint": lint, "test": [*lint, test]}
     if command in ("-h", "--help"):
         print(__doc__)

@@ -25,7 +25,7 @@ from momentumrnn.experiments import PMNIST, Config, configure
 from momentumrnn.experiments.models import build
 from momentumrnn.experiments.replicas import Replicas
 from momentumrnn.experiments.tasks import Data
-from momentumrnn.experiments.trainer import _settings
+from momentumrnn.experiments.trainer import torch_settings
 from momentumrnn.provenance import provenance
 
 STEPS_OF_PAPER = 70350
@@ -218,7 +218,7 @@ def main() -> None:
     )
     result = {**provenance(command, device), "threads": torch.get_num_threads(), "cases": {}}
     for hidden in args.hidden:
-        with _settings(configure(PMNIST()), torch.device(device)):  # as the trainer has it
+        with torch_settings(configure(PMNIST()), torch.device(device)):  # as the trainer has it
             if device == "cpu":
                 result["cases"][f"pmnist{hidden}"] = on_cpu(hidden, args.rounds)
                 result["cases"][f"pmnist{hidden}, 2 seeds"] = side_by_side(hidden, args.rounds)

@@ -109,15 +109,53 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Demo:
-    """Compare LSTM, MomentumLSTM, AdamLSTM, RMSPropLSTM, SRLSTM and a control on a small task, on the CPU."""
+class Reproduce:
+    """Run what a table or figure of the paper lacks, then make the report; again, it goes on where it was.
 
-    seeds: str = "0-2"
-    """Of each network."""
-    epochs: int = 12
-    """Of 50 steps."""
-    root: Path = Path("runs/demo")
-    """Where run folders and the plot go."""
+    What is done is left as it is; it may be stopped at any moment.
+    """
+
+    what: Positional[str]
+    """A table or figure such as table1 or figure3, all of them by all, or demo: a small comparison without
+    data, minutes on a CPU."""
+    seeds: str = ""
+    """Of each row, such as 3, 0-4 or 0,2,7; by default 0-4, of the demo 0-2."""
+    epochs: int | None = None
+    """In place of the paper's: a row with fewer is a curve, and gets no verdict."""
+    rows: tuple[str, ...] = ()
+    """Only rows whose name has one of these in it, such as PMNIST/256 or MomentumLSTM."""
+    also: tuple[str, ...] = ()
+    """Beside each row its variants: as-released, controls, or single ones such as same-gain."""
+    plan: bool = False
+    """Run nothing; say what would run, what is there, and how long the rest would take here."""
+    root: Path = Path("runs")
+    """Where run folders are."""
+    out: Path = Path("report")
+    """Where the report goes."""
+    bench: tuple[Path, ...] = ()
+    """As in report."""
+    open: bool = False
+    """Open the page in a browser."""
+    data: Path | None = None
+    """Where data sets are; by default what MOMENTUMRNN_DATA says, else a folder of the user's cache."""
+    device: Literal["cpu", "cuda"] | None = None
+    """By default cuda, if there is one; for the demo cpu."""
+    threads: int | None = None
+    """CPU threads; by default as many as torch takes."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Make one page of everything that was run: tables, figures and verdicts beside the paper's numbers."""
+
+    root: tuple[Path, ...] = (Path("runs"),)
+    """Where run folders are, one folder or several."""
+    out: Path = Path("report")
+    """Where it goes: report.html, results.md, and the folders figures and tables."""
+    bench: tuple[Path, ...] = ()
+    """Files of momentumrnn bench --json, or folders of them; by default results/bench, if it is there."""
+    open: bool = False
+    """Open the page in a browser."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +208,8 @@ COMMANDS: dict[str, Any] = {
     "recipes": Recipes,
     "runs": Runs,
     "data": Data,
-    "demo": Demo,
+    "reproduce": Reproduce,
+    "report": Report,
     "bench": Bench,
 }
 
@@ -202,7 +241,7 @@ def _main(args: list[str]) -> int:
         args=args,
     )
     name = next(name for name, kind in COMMANDS.items() if isinstance(options, kind))
-    if isinstance(options, Run | Demo):
+    if isinstance(options, Run | Reproduce) and options.seeds:
         try:
             seeds(options.seeds)  # before the seconds that torch takes
         except ValueError as error:

@@ -30,9 +30,16 @@ def provenance(command: str, device: str | None = None) -> dict[str, Any]:
         "command": command,
         "commit": _commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "device": torch.cuda.get_device_name() if cuda else _processor(),
+        "device": device_name("cuda" if cuda else "cpu"),
         "versions": versions,
     }
+
+
+def device_name(kind: str) -> str:
+    """What the maker calls the device; kind: "cpu" or "cuda"."""
+    import torch
+
+    return torch.cuda.get_device_name() if kind == "cuda" else _processor()
 
 
 def _commit() -> str | None:

@@ -480,12 +480,11 @@ def test_what_is_selected(task, tmp_path):
 
 def test_selection():
     epochs = [{"epoch": e, "test_accuracy": a} for e, a in enumerate([0.5, None, 0.7, 0.7, 0.6])]
-    digits = configure(MNIST())
-    assert selected(epochs, digits, "test")["epoch"] == 2
-    assert selected(epochs, digits, "validation") is None
-    assert selected([], digits, "test") is None
+    assert selected(epochs, "accuracy", "test")["epoch"] == 2
+    assert selected(epochs, "accuracy", "validation") is None
+    assert selected([], "accuracy", "test") is None
     losses = [{"epoch": e, "test_loss": a} for e, a in enumerate([0.5, None, 0.3, 0.3, 0.6])]
-    assert selected(losses, CONFIG, "test")["epoch"] == 2
+    assert selected(losses, "loss", "test")["epoch"] == 2
 
 
 def test_the_weights_say_what_they_are(tmp_path):

@@ -87,7 +87,7 @@ class Lines(Watcher):
             return ""
         left = sum(max(0, run.last - run.step) for run in self.runs if run.frozen is None)
         rate = steps / seconds
-        return f"{rate * self.config.batch_size:.0f} samples/s of all, {_time(left / rate)} left"
+        return f"{rate * self.config.batch_size:.0f} samples/s of all, {duration(left / rate)} left"
 
     def _steps(self) -> int:
         return sum(run.step for run in self.runs)
@@ -127,7 +127,7 @@ class Screen(Lines):
             table.add_column(title, justify="right")
         for run in self.runs:
             last = run.epochs[-1] if run.epochs else {}
-            best = selected(run.epochs, self.config, part) or {}
+            best = selected(run.epochs, metric, part) or {}
             known = [last.get(f"{part}_{metric}"), best.get(f"{part}_{metric}"), best.get(f"test_{metric}")]
             recent = run.losses[-self.config.log_every :]
             frozen = " frozen" if run.frozen else ""
@@ -147,7 +147,12 @@ def label(config: Config) -> str:
     return f"{config.task!r}, {cell}, momentum {config.momentum!r}, H = {config.hidden_size}"
 
 
-def _time(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """A time in words.
+
+    >>> duration(75), duration(600), duration(9000)
+    ('75 s', '10 min', '2.5 h')
+    """
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 5400:

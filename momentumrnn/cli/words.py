@@ -71,4 +71,4 @@ def recorded(args: Sequence[str]) -> str:
     return shlex.join(["momentumrnn", *found])
 
 
-_PATHS = ("--json", "--data", "--root")
+_PATHS = ("--json", "--data", "--root", "--out", "--bench")

@@ -76,19 +76,7 @@ class Folder:
         self.write(name, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
     def write(self, name: str, content: bytes) -> None:
-        """All of it or, whatever happens, nothing: what was there stays until the new is on the disk."""
-        path, partial = self.path / name, self.path / f".{name}.partial"
-        with _writing(path):
-            try:
-                with open(partial, "wb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(partial, path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    partial.unlink(missing_ok=True)
-                raise
+        write_whole(self.path / name, content)
 
     def append(self, lines: list[dict[str, Any]]) -> int:
         """Add lines to metrics.jsonl; returns its size in bytes."""
@@ -175,6 +163,23 @@ def read_json(path: Path) -> Any:
         raise RunError(f"{path} can't be read: {error.strerror}") from None
     except (ValueError, RecursionError):
         raise RunError(f"{path} should be JSON, got something else: {HINT}") from None
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """All of it or, whatever happens, nothing: what was there stays until the new is on the disk."""
+    partial = path.with_name(f".{path.name}.partial")
+    with _writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(partial, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise
 
 
 @contextlib.contextmanager

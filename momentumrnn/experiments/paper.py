@@ -36,6 +36,9 @@ SOURCES = {
     "Networks, NIPS 2016",
     "casado2019trivializations": "Lezcano-Casado, Trivializations for Gradient-Based Optimization on "
     "Manifolds, NeurIPS 2019",
+    "helfrich2018+lezcano2019cheap": "Helfrich et al. 2018, and Lezcano-Casado, Martínez-Rubio, Cheap "
+    "Orthogonal Constraints in Neural Networks, ICML 2019",
+    "merity2018": "Merity, Keskar, Socher, Regularizing and Optimizing LSTM Language Models, ICLR 2018",
 }
 
 
@@ -189,11 +192,14 @@ _CELLS = {
     "SRLSTM-released/PMNIST/128": ExtrapolatedLSTM(every=6, step_size=0.01),
     "SRLSTM-released/PMNIST/256": ExtrapolatedLSTM(every=40, step_size=0.9),
 }
-# Table 6 for orthogonal U on PMNIST; K = infinity is 0 here. The other tables repeat it.
+# Table 6 for orthogonal U; K = infinity is 0 here. The other tables repeat it.
 _DTRIV = {
-    "170": {"lr": 7e-4, "orthogonal_lr": 2e-4, "rebase_every": 1},
-    "360": {"lr": 7e-4, "orthogonal_lr": 5e-5, "rebase_every": 0},
-    "512": {"lr": 3e-4, "orthogonal_lr": 7e-5, "rebase_every": 0},
+    "MNIST/170": {"lr": 1e-3, "orthogonal_lr": 1e-4, "rebase_every": 1},
+    "MNIST/360": {"lr": 5e-4, "orthogonal_lr": 1e-4, "rebase_every": 0},
+    "MNIST/512": {"lr": 5e-4, "orthogonal_lr": 1e-4, "rebase_every": 100},
+    "PMNIST/170": {"lr": 7e-4, "orthogonal_lr": 2e-4, "rebase_every": 1},
+    "PMNIST/360": {"lr": 7e-4, "orthogonal_lr": 5e-5, "rebase_every": 0},
+    "PMNIST/512": {"lr": 3e-4, "orthogonal_lr": 7e-5, "rebase_every": 0},
 }
 # What released runs had in place of the tables' values, by their names and curves.
 _RELEASED: dict[str, dict[str, Any]] = {
@@ -426,6 +432,8 @@ _TABLES = {
     ),
     "figure4": ((_LSTMS, "Copying2K/190 Adding/128"),),
     "table4": (("DTRIV MomentumDTRIV", "PMNIST/170 PMNIST/360 PMNIST/512"),),
+    # Its other rows are those of tables with results.
+    "table6": (("DTRIV", "MNIST/170 MNIST/360 MNIST/512"),),
     "table11": ((f"{_LSTMS} SRLSTM-released", "MNIST/128 PMNIST/128"),),
     "figure10": ((_LSTMS, "Copying1K/190 Copying2K/190"),),
     "table13": (
@@ -440,7 +448,7 @@ def _recipe(name: str) -> Recipe:
     key = _key(name)
     given: dict[str, Any] = {"hidden_size": int(size), "momentum": _find(_MOMENTA, key)}
     if model.endswith("DTRIV"):
-        given |= {"orthogonal": True, "alpha": 0.99, **_DTRIV[size]}
+        given |= {"orthogonal": True, "alpha": 0.99, **_DTRIV[f"{task}/{size}"]}
     if cell := _find(_CELLS, key):
         given["cell"] = cell
     metric = (

@@ -177,12 +177,12 @@ def train(
     ('done', 2, 133)
     """
     seeds = _check_seeds(seeds)
-    place = _device(device)
+    place = choose(device)
     if place.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     loaded = config.task.load(None if data is None else Path(data))
     samples = len(config.task.rows(loaded, seeds[0], 0)[0])
-    count = torch.get_num_threads() if threads is None else _check_threads(threads)
+    count = torch.get_num_threads() if threads is None else check_threads(threads)
     if find_spec("safetensors") is None:
         raise RunError("safetensors should be installed: pip install 'momentumrnn[all]'")
     with torch.enable_grad(), contextlib.ExitStack() as stack:
@@ -195,7 +195,7 @@ def train(
             run.load()
             run.folder.begin(run.over)
         watcher = watcher or Watcher()
-        stack.enter_context(_settings(config, place))
+        stack.enter_context(torch_settings(config, place))
         stop = stack.enter_context(_signals())
         trainer = _Trainer(config, loaded, place, count, len(seeds), watcher, stop, command)
         if tensorboard:
@@ -432,7 +432,7 @@ class _Trainer:
                 run.epochs.append(line)
                 run.log(line)
                 self._trace(run, line)
-                if selected(run.epochs, self.config, "validation") is line:
+                if selected(run.epochs, self.config.task.metric, "validation") is line:
                     run.best = replicas.state(r)["weights"]
                 self.watcher.epoch(run)
 
@@ -453,7 +453,9 @@ class _Trainer:
             return
         # Without validation there is no honest choice but the last.
         weights = run.best or (run.state or {})["weights"]
-        epoch = (selected(run.epochs, self.config, "validation") or {"epoch": len(run.epochs)})["epoch"]
+        epoch = (selected(run.epochs, self.config.task.metric, "validation") or {"epoch": len(run.epochs)})[
+            "epoch"
+        ]
         note = {"config": self.config.to_json(), "seed": run.seed, "epoch": epoch}
         run.folder.write("model.safetensors", _safetensors(weights, {"run": json.dumps(note)}))
         run.folder.write_json("result.json", self._result(run))
@@ -472,8 +474,8 @@ class _Trainer:
             "metric": config.task.metric,
             # The epoch that validation selects; the best on the test set, as the paper has it; the last.
             "selected": {
-                "by_validation": selected(run.epochs, config, "validation"),
-                "by_test": selected(run.epochs, config, "test"),
+                "by_validation": selected(run.epochs, config.task.metric, "validation"),
+                "by_test": selected(run.epochs, config.task.metric, "test"),
                 "last": run.epochs[-1] if run.epochs else None,
             },
             "frozen": run.frozen,
@@ -508,9 +510,8 @@ class _Trainer:
                 self.writers[run.seed].add_scalar(name, line[name], line["step"])
 
 
-def selected(epochs: Sequence[dict[str, Any]], config: Config, part: str) -> dict[str, Any] | None:
+def selected(epochs: Sequence[dict[str, Any]], metric: str, part: str) -> dict[str, Any] | None:
     """The line of the best epoch on a part of the data, the first of equals; None without such a part."""
-    metric = config.task.metric
     sign = 1 if metric == "accuracy" else -1
     known = [line for line in epochs if line.get(f"{part}_{metric}") is not None]
     return max(known, key=lambda line: sign * line[f"{part}_{metric}"], default=None)
@@ -557,13 +558,14 @@ def _check_seeds(seeds: Sequence[int]) -> list[int]:
     return found
 
 
-def _check_threads(threads: int) -> int:
+def check_threads(threads: int) -> int:
     if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
         raise ValueError(f"threads should be an integer of at least 1, got {threads!r}")
     return threads
 
 
-def _device(name: str | None) -> torch.device:
+def choose(name: str | None) -> torch.device:
+    """The device of that name, "cpu" or "cuda"; for None cuda, if there is one."""
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name not in ("cpu", "cuda"):
@@ -574,7 +576,7 @@ def _device(name: str | None) -> torch.device:
 
 
 @contextlib.contextmanager
-def _settings(config: Config, device: torch.device) -> Iterator[None]:
+def torch_settings(config: Config, device: torch.device) -> Iterator[None]:
     """What torch is told for the time of training."""
     rnn: Any = torch.backends.cudnn.rnn
     matmul: Any = torch.backends.cuda.matmul

@@ -1,0 +1,179 @@
+"""The command `momentumrnn reproduce`: runs what a table or figure lacks, then makes the report."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ..experiments.cost import costs, place
+from ..experiments.data import DataError
+from ..experiments.exhibits import Exhibit
+from ..experiments.folders import RunError
+from ..experiments.plan import MEASURED, Entry, Item, entries, exhibits, plan
+from ..experiments.report import ReportError, lacking, report
+from ..experiments.report import tables as made
+from ..experiments.report.gather import gather
+from ..experiments.trainer import Interrupted, choose, train
+from ..provenance import device_name
+from .display import display, duration
+from .report import benchmarks, show
+from .words import recorded, refuse, seeds, several, spelt
+
+
+def run(options: Any, args: Sequence[str]) -> int:
+    """Carry out the command; returns its exit code."""
+    demo = options.what == "demo"
+    try:
+        chosen = seeds(options.seeds or ("0-2" if demo else "0-4"))
+        for name in ("epochs", "threads"):
+            value = getattr(options, name)
+            if value is not None and value < 1:
+                raise ValueError(f"--{name}: expected at least 1, got {value}")
+        shown = exhibits(options.what)
+        wanted = entries(options.what, options.rows, options.also, options.epochs)
+    except ValueError as error:
+        return refuse(f"reproduce: {error}")
+    console = Console(width=None if sys.stdout.isatty() else 130)
+    if len(shown) == 1 and shown[0].later:
+        return refuse(f"reproduce: {shown[0].name} can't be run: {shown[0].later}", 1)
+    try:
+        # The demo is small: a CPU gives everybody the same.
+        device = choose(options.device or ("cpu" if demo else None))
+    except RunError as error:
+        return refuse(f"reproduce: {error}", 1)
+    measured = [table for table in shown if table.name in MEASURED]
+    if options.plan:
+        return _plan(console, wanted, chosen, options, device, bool(measured))
+    if lacking():
+        _say(console, f"There will be no page: {lacking()}")
+    failed: list[str] = []
+    try:
+        for i, each in enumerate(wanted, 1):
+            failed += _train(
+                console, f"{i}/{len(wanted)} {each.name}", each, chosen, options, device.type, args
+            )
+        if measured:
+            path = place(options.root, device_name(device.type))
+            costs(path, device.type, recorded(args), lambda text: _say(console, text))
+    except Interrupted as stopped:
+        _say(console, f"Stopped; all is saved. To go on: {spelt(args)}")
+        return 128 + stopped.number
+    except (RunError, DataError) as error:
+        return refuse(f"reproduce: {error}", 1)
+    try:
+        options.root.mkdir(parents=True, exist_ok=True)
+        _results(console, shown, demo, options.root)
+        if not lacking():
+            show(report([options.root], options.out, benchmarks(options.bench)), options.open)
+    except (ReportError, RunError, OSError) as error:
+        return refuse(f"reproduce: {error}", 1)
+    return refuse(f"reproduce: {'; '.join(failed)}", 1) if failed else 0
+
+
+def _train(
+    console: Console,
+    title: str,
+    each: Entry,
+    chosen: list[int],
+    options: Any,
+    device: str,
+    args: Sequence[str],
+) -> list[str]:
+    """Bring one row to its end; returns what failed, in words."""
+    try:
+        with display(console, title) as watcher:
+            results = train(
+                each.config,
+                chosen,
+                root=options.root,
+                data=options.data,
+                device=device,
+                threads=options.threads,
+                watcher=watcher,
+                command=recorded(args),
+            )
+    except RunError as error:
+        # One row that can't go on is no reason to leave the others.
+        _say(console, f"{each.name}: {error}")
+        return [f"{each.name} failed"]
+    if not watcher.trained:
+        _say(console, f"{title}: done already")
+    frozen = [result["seed"] for result in results if result["frozen"]]
+    return [f"{each.name}: not finite: seeds {several(frozen)}"] if frozen else []
+
+
+def _plan(
+    console: Console, wanted: list[Entry], chosen: list[int], options: Any, device: Any, measured: bool
+) -> int:
+    """What would run, how long, what is there."""
+    console.print(
+        f"on {escape(device_name(device.type))}, by some steps of each kind that are timed now",
+        highlight=False,
+    )
+    with console.status("timing some steps"):
+        items = plan(wanted, chosen, options.root, device, options.threads)
+    table = Table(box=box.SIMPLE_HEAD)
+    for title in ("row", "epochs", "done", "to do", "time"):
+        table.add_column(title, justify="right" if title in ("epochs", "time") else "left", overflow="fold")
+    for item in items:
+        table.add_row(
+            item.entry.name,
+            str(item.entry.config.epochs),
+            _seeds(item.done) + (f", failed: {several(item.frozen)}" if item.frozen else ""),
+            _left(item),
+            duration(item.seconds) if item.left else "-",
+        )
+    console.print(table)
+    todo = [item for item in items if item.left]
+    total = sum(item.seconds for item in items)
+    _say(
+        console,
+        f"{len(todo)} of {len(items)} rows to run: {duration(total)} in all, without what else runs here",
+    )
+    if measured:
+        path = place(options.root, device_name(device.type))
+        _say(
+            console,
+            f"and the costs of a sample, a minute or two on a GPU: {path}{' is there' * path.exists()}",
+        )
+    return 0
+
+
+def _seeds(numbers: Sequence[int]) -> str:
+    return f"seeds {several(numbers)}" if numbers else "-"
+
+
+def _left(item: Item) -> str:
+    fresh = [seed for seed, epochs in item.left.items() if epochs == item.entry.config.epochs]
+    parts = [_seeds(fresh)] if fresh else []
+    for epochs in sorted(set(item.left.values()) - {item.entry.config.epochs}):
+        begun = [seed for seed, more in item.left.items() if more == epochs]
+        parts.append(f"{_seeds(begun)}: {epochs} epochs more")
+    return "; ".join(parts) or "-"
+
+
+def _results(console: Console, shown: Sequence[Exhibit], demo: bool, root: Path) -> None:
+    """The tables that were asked for, as the report has them."""
+    runs = gather([root])
+    found = [made.demo(runs)] if demo else []
+    if len(shown) == 1 and shown[0].kind in ("results", "curves"):
+        found = [made.results(shown[0], runs)]
+    for content in found:
+        if not content.rows:
+            continue
+        table = Table(*content.columns, box=box.SIMPLE_HEAD)
+        for row in content.rows:
+            table.add_row(*map(escape, row.cells), style="dim" if row.kind == "absent" else "")
+        console.print(table)
+        _say(console, content.note)
+    for line in made.lessons(runs) if demo else ():
+        console.print(escape(line), highlight=False)
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(escape(text), highlight=False, soft_wrap=True)

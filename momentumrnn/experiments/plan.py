@@ -1,0 +1,131 @@
+"""What is to be run for a table or figure of the paper, what of it is there, and how long the rest takes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from ..spelling import nearest
+from .config import Config
+from .demo import NETWORKS, entry
+from .exhibits import EXHIBITS, Exhibit, exhibit
+from .pace import epoch_seconds
+from .paper import VARIANTS, recipe
+from .report.gather import Seed, gather
+
+CONTROLS = tuple(key for key in VARIANTS if key != "as-released")
+ALSO = ("as-released", "controls", *CONTROLS)
+NAMES = ("demo", "all", *EXHIBITS)
+MEASURED = ("table14", "table15", "table16")
+"""What `cost` measures."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A run of some seeds, and its name."""
+
+    name: str
+    config: Config
+
+
+@dataclass(frozen=True)
+class Item:
+    """An entry of a plan: which seeds are done, how many epochs others have; seconds: what is left takes."""
+
+    entry: Entry
+    done: tuple[int, ...]
+    left: Mapping[int, int]
+    """Epochs to go, by seed."""
+    frozen: tuple[int, ...]
+    seconds: float
+
+
+def exhibits(what: str) -> list[Exhibit]:
+    """The tables and figures of that name: one, for "all" every one, for "demo" none."""
+    if what not in NAMES:
+        raise ValueError(
+            f"expected demo, all, or one of {', '.join(EXHIBITS)}, got {what!r}{nearest(what, NAMES)}"
+        )
+    return list(EXHIBITS.values()) if what == "all" else [] if what == "demo" else [exhibit(what)]
+
+
+def entries(
+    what: str, rows: Sequence[str] = (), also: Sequence[str] = (), epochs: int | None = None
+) -> list[Entry]:
+    """The runs that a table or figure needs, each once.
+
+    rows: take only those whose name has one of these in it; also: beside each its variants of these names,
+    "controls" for all controls; epochs: in place of the paper's.
+
+    >>> [each.name for each in entries("table1", ["Momentum"], ["same-gain"])][1:3]
+    ['table1/MomentumLSTM/MNIST/128/same-gain', 'table1/MomentumLSTM/PMNIST/128']
+    """
+    for name in also:
+        if name not in ALSO:
+            raise ValueError(f"--also: expected some of {', '.join(ALSO)}, got {name!r}{nearest(name, ALSO)}")
+    if what == "demo":
+        named = {f"demo/{each.name.replace(' ', '-')}": entry(each) for each in NETWORKS}
+    else:
+        bases = [name for each in exhibits(what) for name in each.recipes]
+        named = {name: recipe(name).config for base in bases for name in _varied(base, also)}
+    chosen = {k: v for k, v in named.items() if not rows or any(row in k for row in rows)}
+    if rows and not chosen:
+        some = next(iter(named), "none")
+        raise ValueError(f"--rows: expected a part of a row's name, such as {some!r}, got {list(rows)}")
+    # A run in two tables, or that is a control of two rows, is one.
+    first = {config.id: Entry(name, config) for name, config in reversed(chosen.items())}
+    unique = list(first.values())[::-1]
+    return unique if epochs is None else [replace(e, config=replace(e.config, epochs=epochs)) for e in unique]
+
+
+def _varied(base: str, also: Sequence[str]) -> list[str]:
+    wanted = {*also, *(CONTROLS if "controls" in also else ())}
+    bases = [base, *([f"{base}/as-released"] if "as-released" in wanted & {*recipe(base).variants} else [])]
+    return [
+        name
+        for each in bases
+        for name in (each, *(f"{each}/{k}" for k in recipe(each).variants if k in wanted and k in CONTROLS))
+    ]
+
+
+def plan(
+    wanted: Sequence[Entry],
+    seeds: Sequence[int],
+    root: Path,
+    device: torch.device,
+    threads: int | None = None,
+) -> list[Item]:
+    """What is there of these runs, and how long the rest takes, by steps that are timed now."""
+    runs = gather([root]) if root.is_dir() else None
+    paces: dict[tuple[object, ...], float] = {}
+    items = []
+    for each in wanted:
+        config = each.config
+        there: Mapping[int, Seed] = runs.of(config) if runs else {}
+        lengths = {seed: len(there[seed].epochs) if seed in there else 0 for seed in seeds}
+        frozen = [
+            s for s in seeds if s in there and there[s].state == "frozen" and lengths[s] < config.epochs
+        ]
+        done = [s for s in seeds if lengths[s] >= config.epochs]
+        left = {s: config.epochs - lengths[s] for s in seeds if s not in done and s not in frozen}
+        seconds = 0.0
+        if left:
+            # What a step computes is the same but for numbers: so is the time that it takes.
+            key = (
+                repr(config.task),
+                repr(config.cell),
+                config.momentum is not None and config.momentum.linear,
+                config.momentum is None,
+                config.hidden_size,
+                config.batch_size,
+                config.precision,
+                config.orthogonal,
+                bool(config.rebase_every),
+                len(left),
+            )
+            if key not in paces:
+                paces[key] = epoch_seconds(config, len(left), device, threads)
+            seconds = paces[key] * max(left.values())
+        items.append(Item(each, tuple(done), left, tuple(frozen), seconds))
+    return items

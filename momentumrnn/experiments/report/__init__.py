@@ -1,0 +1,117 @@
+"""The report: from run folders to one page, Markdown, pictures and tables. A pure function of its files."""
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ... import __version__
+from ..exhibits import GRID_MU, GRID_STEP, GRIDS
+from ..folders import write_whole
+from .bars import Bars
+from .content import Content, Section, content
+from .gather import gather
+from .page import page
+from .text import as_csv, as_latex, results
+
+__all__ = ["NEEDED", "ReportError", "lacking", "report"]
+
+NEEDED = ("jinja2", "matplotlib", "plotly", "scipy")
+
+
+class ReportError(RuntimeError):
+    """A report that can't be made; the message says why and what to do."""
+
+
+def report(roots: Sequence[Path], out: Path, bench: Sequence[Path] = ()) -> Path:
+    """Make the report of these run folders in the folder `out`; returns its page.
+
+    roots: folders of run folders, and of what `momentumrnn reproduce table14` measured; bench: files of
+    `momentumrnn bench --json`.
+    """
+    if lacking():
+        raise ReportError(lacking())
+    for root in roots:
+        if not root.is_dir():
+            raise ReportError(f"expected a folder of runs, got {str(root)!r}")
+    found = content(gather(roots), _costs(roots), bench)
+    files = _files(found)
+    beside = {s.name: sorted(n for n in files if _of(n) == s.name) for s in found.sections}
+    drawings = {_of(n): files[n] for n in files if n in _DRAWN}
+    pictures = sorted(Path(name).name for name in files if name.startswith("figures/"))
+    files["results.md"] = results(found, pictures).encode()
+    files["report.html"] = page(found, drawings, beside, __version__).encode()
+    _write(out, files)
+    return out / "report.html"
+
+
+_DRAWN = ("figures/figure1.svg", "figures/figure7.svg", "figures/figure8.svg")
+
+
+def lacking() -> str:
+    """What should be installed for a report, in words; "" if all is there."""
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    return f"{' and '.join(missing)} should be installed: pip install 'momentumrnn[all]'" if missing else ""
+
+
+def _of(name: str) -> str:
+    """The section of a file, by its name."""
+    return Path(name).stem.partition("-")[0]
+
+
+def _costs(roots: Sequence[Path]) -> list[Mapping[str, Any]]:
+    """What was measured for tables 14 to 16, one for each device, the newest."""
+    newest: dict[str, Mapping[str, Any]] = {}
+    for path in sorted(path for root in roots for path in root.rglob("cost-*.json")):
+        try:
+            found = json.loads(path.read_bytes())
+            device, date = str(found["device"]), str(found["date"])
+            rows = {str(name): dict(row) for name, row in found["rows"].items()}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            raise ReportError(
+                f"{path} should be what `momentumrnn reproduce table14` wrote: move it away"
+            ) from None
+        if device not in newest or date > newest[device]["date"]:
+            newest[device] = {**found, "rows": rows}
+    return list(newest.values())
+
+
+def _files(found: Content) -> dict[str, bytes]:
+    """The content of every picture and table, by its name."""
+    from . import drawings, figures
+
+    files: dict[str, bytes] = {}
+    for section in found.sections:
+        drawn = _figure(section, drawings, figures)
+        for name, figure in drawn.items():
+            files |= {f"figures/{name}.{kind}": figures.saved(figure, kind) for kind in ("svg", "pdf")}
+        for table in section.tables:
+            files[f"tables/{table.name}.csv"] = as_csv(table).encode()
+            files[f"tables/{table.name}.tex"] = as_latex(table).encode()
+    return files
+
+
+def _figure(section: Section, drawings: Any, figures: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if section.picture == "figure7":
+        found["figure7"] = figures.grids(GRIDS, GRID_MU, GRID_STEP)
+    elif section.picture:
+        found[section.name] = {"figure1": drawings.cells, "figure8": drawings.copying}[section.picture]()
+    if any(plot.series for plot in section.plots):
+        found[section.name] = figures.lines(section.plots, f"{section.heading}: {section.title}")
+    bars: Bars
+    for bars in section.bars:
+        found[bars.name] = figures.bars(bars)
+    return found
+
+
+def _write(out: Path, files: Mapping[str, bytes]) -> None:
+    """Each file whole or not at all, the page last; what an older report left of ours is taken away."""
+    for folder in ("figures", "tables"):
+        for path in sorted((out / folder).glob("*.*")):
+            known = path.suffix in (".svg", ".pdf", ".csv", ".tex")
+            if known and f"{folder}/{path.name}" not in files:
+                path.unlink()
+    for name, written in files.items():
+        write_whole(out / name, written)

@@ -1,0 +1,215 @@
+"""What each figure plots: lines with a band over seeds, as numbers. Knows no plotting library."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import Any
+
+from ..demo import TASK
+from ..exhibits import Exhibit
+from ..paper import recipe
+from .gather import Runs, Seed
+from .tables import CONTROLS, demo_runs, lines, variants
+
+MOST = 400
+"""Points of a line; where there are more, some are left out."""
+# Close to the paper's colours, from Okabe and Ito's, which the colour-blind can tell apart.
+COLOURS = {
+    "LSTM": "#d55e00",
+    "Momentum": "#0072b2",
+    "Adam": "#009e73",
+    "RMSProp": "#e69f00",
+    "SR": "#56b4e9",
+    "released": "#cc79a7",
+    "control": "#777777",
+}
+DASHES = {
+    "as-released": "dash",
+    "same-step": "dot",
+    "same-gain": "dashdot",
+    "same-forget-bias": "longdash",
+    "same-rms": "longdashdot",
+    "same-input-rms": "4px 2px 1px 2px",
+}
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line: the mean over seeds, and the least and the most, at some steps."""
+
+    name: str
+    colour: str
+    dash: str
+    seeds: tuple[int, ...]
+    steps: tuple[int, ...]
+    epochs: tuple[float, ...]
+    middle: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    cut: str = ""
+    """Where it stops before its end, in words."""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Some lines over the same axes; absent: the names of what was not run; later: why it can't be."""
+
+    name: str
+    title: str
+    quantity: str
+    series: tuple[Series, ...]
+    absent: tuple[str, ...] = ()
+    later: str = ""
+    log: bool = True
+    level: float | None = None
+    """A value to beat, such as that of a network without memory."""
+
+    @property
+    def alt(self) -> str:
+        """In words, for whoever can't see it."""
+        if not self.series:
+            return f"{self.title}, {self.quantity}: {self.later or 'not run'}."
+        ends = [
+            f"{each.name} {each.middle[-1]:.4g} after {each.steps[-1]} steps ({len(each.seeds)} seeds)"
+            for each in self.series
+        ]
+        return f"{self.title}, {self.quantity} against training steps. At the end: {'; '.join(ends)}."
+
+
+def plots(exhibit: Exhibit, runs: Runs) -> list[Plot]:
+    """The plots of a figure, or those that belong to the runs of a table of results."""
+    if exhibit.kind == "results":
+        return _of_table(exhibit, runs)
+    found = []
+    for i, panel in enumerate(exhibit.panels, 1):
+        quantity = "training loss" if panel.part == "train" else "test loss"
+        series, absent = [], []
+        for name in panel.recipes:
+            row, model = recipe(name), name.split("/")[1]
+            line = drawn(
+                model, runs.of(row.config), _loss(panel.part), _colour(model), "solid", row.config.epochs
+            )
+            if line is None:
+                absent.append(model)
+            else:
+                series.append(line)
+        task: Any = recipe(panel.recipes[0]).config.task if panel.recipes else None
+        level = getattr(task, "baseline", None)
+        own = tuple(series), tuple(absent)
+        found.append(Plot(f"{exhibit.name}-{i}", panel.title, quantity, *own, panel.later, level=level))
+    return found
+
+
+def demo(runs: Runs) -> Plot:
+    """The demo's losses."""
+    found = []
+    for network, seeds in demo_runs(runs):
+        colour = COLOURS["control"] if network.control else _colour(network.name)
+        dash = DASHES["same-gain"] if network.control else "solid"
+        line = drawn(network.name, seeds, _loss("validation"), colour, dash, 0)
+        if line is not None:
+            found.append(line)
+    title = f"Adding two marked numbers among {TASK.length}"
+    return Plot("demo", title, "validation loss", tuple(found), level=TASK.baseline)
+
+
+def _of_table(exhibit: Exhibit, runs: Runs) -> list[Plot]:
+    """The test accuracy of every run of a table, a plot for each task and number of units."""
+    places: dict[str, list[str]] = {}
+    for line in lines(exhibit):
+        if line.recipe:
+            places.setdefault(f"{line.column}, n = {line.size}", []).append(line.recipe)
+    found = []
+    for i, (title, names) in enumerate(places.items(), 1):
+        series: dict[str, Series] = {}
+        for name in (variant for each in names for variant in variants(each)):
+            row, model = recipe(name), name.split("/")[1]
+            keys = name.split("/")[4:]
+            control = [key for key in keys if key in CONTROLS]
+            words = ", ".join([model, *keys])
+            colour = COLOURS["control"] if control else _colour(model)
+            dash = DASHES[(control or keys)[0]] if keys else "solid"
+            base = recipe("/".join(name.split("/")[:4])).config
+            own = drawn(words, runs.of(row.config), _accuracy, colour, dash, row.config.epochs)
+            # A control is drawn beside what it is a control of, and a run once.
+            if own is not None and (not control or runs.of(base)):
+                series.setdefault(row.config.id, own)
+        if series:
+            drawings = tuple(series.values())
+            found.append(Plot(f"{exhibit.name}-{i}", title, "test accuracy, %", drawings, log=False))
+    return found
+
+
+def drawn(
+    name: str,
+    seeds: Mapping[int, Seed],
+    values: Callable[[Seed], Mapping[int, float]],
+    colour: str,
+    dash: str,
+    epochs: int,
+) -> Series | None:
+    """The line of a run; epochs: after which it is cut, 0 for none. None if there is nothing to draw."""
+    known = {number: found for number, seed in sorted(seeds.items()) if (found := values(seed))}
+    sizes = [line["step"] // line["epoch"] for seed in seeds.values() for line in seed.epochs[:1]]
+    if not known or not sizes:
+        return None
+    n = sizes[0]
+    last = epochs * n if epochs else math.inf
+    every = sorted({step for found in known.values() for step in found if step <= last})
+    every = thinned(every)
+    at = [[found[step] for found in known.values() if step in found] for step in every]
+    short = [f"seed {k}: {max(f) / n:.3g} of {epochs} epochs" for k, f in known.items() if max(f) < last]
+    cut = (
+        ""
+        if not epochs or not short
+        else short[0]
+        if len(short) == 1
+        else f"{max(every) / n:.3g} of {epochs} epochs"
+    )
+    return Series(
+        name,
+        colour,
+        dash,
+        tuple(known),
+        tuple(every),
+        tuple(round(step / n, 4) for step in every),
+        tuple(map(mean, at)),
+        tuple(map(min, at)),
+        tuple(map(max, at)),
+        cut,
+    )
+
+
+def thinned(steps: Sequence[int]) -> list[int]:
+    """At most MOST of them, evenly spread, the first and the last among them.
+
+    >>> thinned(range(10)) == list(range(10)), len(thinned(range(5000))), thinned(range(5000))[-1]
+    (True, 400, 4999)
+    """
+    if len(steps) <= MOST:
+        return list(steps)
+    return [steps[round(i * (len(steps) - 1) / (MOST - 1))] for i in range(MOST)]
+
+
+def _loss(part: str) -> Callable[[Seed], Mapping[int, float]]:
+    def train(seed: Seed) -> Mapping[int, float]:
+        return {line["step"]: line["loss"] for line in seed.steps}
+
+    def other(seed: Seed) -> Mapping[int, float]:
+        key = f"{part}_loss"
+        return {line["step"]: line[key] for line in seed.epochs if line.get(key) is not None}
+
+    return train if part == "train" else other
+
+
+def _accuracy(seed: Seed) -> Mapping[int, float]:
+    key = "test_accuracy"
+    return {line["step"]: 100 * line[key] for line in seed.epochs if line.get(key) is not None}
+
+
+def _colour(model: str) -> str:
+    if model.endswith("-released"):
+        return COLOURS["released"]
+    family = model.removesuffix("LSTM").removesuffix("DTRIV")
+    return COLOURS[family or "LSTM"]

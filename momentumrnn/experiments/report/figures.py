@@ -1,0 +1,153 @@
+"""The report's plots as still pictures, by matplotlib: the same numbers make the same file."""
+
+import io
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from .bars import COLOURS, Bars
+from .curves import Plot
+
+_DASHES: dict[str, Any] = {
+    "solid": "-",
+    "dash": "--",
+    "dot": ":",
+    "dashdot": "-.",
+    "longdash": (0, (8, 3)),
+    "longdashdot": (0, (8, 3, 2, 3)),
+    "4px 2px 1px 2px": (0, (4, 2, 1, 2)),
+}
+
+
+def saved(figure: Any, kind: str) -> bytes:
+    """A figure as the content of a file: "svg", "pdf" or "png"."""
+    buffer = io.BytesIO()
+    # A date would make other bytes each time.
+    date = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+    # It minds the dates in some of matplotlib's fonts.
+    logging.getLogger("fontTools").setLevel(logging.ERROR)
+    with settings():
+        figure.savefig(buffer, format=kind, metadata=date, dpi=150)
+    return buffer.getvalue()
+
+
+@contextmanager
+def settings() -> Iterator[None]:
+    """How all pictures are drawn."""
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.hashsalt": "momentumrnn", "font.size": 10, "pdf.fonttype": 42}):
+        yield
+
+
+def lines(plots: Sequence[Plot], title: str, by: str = "steps") -> Any:
+    """Plots beside each other, the training steps or epochs below."""
+    from matplotlib.figure import Figure
+
+    with settings():
+        columns = min(2, len(plots))
+        rows = -(-len(plots) // columns)
+        figure = Figure(figsize=(1.5 + 4.6 * columns, 0.6 + 3.5 * rows), layout="constrained")
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+        named: dict[str, Any] = {}
+        for i, plot in enumerate(plots, 1):
+            axes = figure.add_subplot(rows, columns, i)
+            axes.set_title(f"{plot.title}: {plot.quantity}", loc="left", fontsize=10)
+            if not plot.series:
+                axes.text(
+                    0.5, 0.5, _absent(plot), ha="center", va="center", wrap=True, transform=axes.transAxes
+                )
+                axes.set_axis_off()
+                continue
+            for each in plot.series:
+                x = each.steps if by == "steps" else each.epochs
+                axes.fill_between(x, each.low, each.high, color=each.colour, alpha=0.15, lw=0)
+                mark = "o" if len(x) == 1 else None
+                (line,) = axes.plot(
+                    x, each.middle, color=each.colour, linestyle=_DASHES[each.dash], lw=1.6, marker=mark
+                )
+                named.setdefault(each.name, line)
+            if plot.level is not None:
+                axes.axhline(plot.level, color="black", linestyle="--", lw=1)
+                axes.annotate(
+                    "no memory",
+                    (1, plot.level),
+                    (-2, 2),
+                    xycoords=("axes fraction", "data"),
+                    textcoords="offset points",
+                    ha="right",
+                    fontsize=8,
+                )
+            if plot.log and all(v > 0 for each in plot.series for v in each.low):
+                axes.set_yscale("log")
+            axes.set_xlabel("training steps" if by == "steps" else "epochs")
+            axes.grid(color="0.92")
+            axes.set_axisbelow(True)
+            axes.spines[["top", "right"]].set_visible(False)
+        if named:
+            figure.legend(named.values(), named, loc="outside right upper", frameon=False, fontsize=9)
+    return figure
+
+
+def _absent(plot: Plot) -> str:
+    return plot.later or "not run"
+
+
+def bars(found: Bars) -> Any:
+    """Groups of bars, from left to right, on a logarithmic axis."""
+    from matplotlib.figure import Figure
+
+    with settings():
+        count = len(found.groups)
+        figure = Figure(figsize=(8, 1.2 + 0.17 * (count + 1) * len(found.labels)), layout="constrained")
+        axes = figure.add_subplot()
+        for i, (name, values) in enumerate(found.groups.items()):
+            places = [row + (i - (count - 1) / 2) * 0.8 / count for row in range(len(found.labels))]
+            known = [(at, value) for at, value in zip(places, values, strict=True) if value is not None]
+            if known:
+                axes.barh(
+                    [at for at, _ in known],
+                    [value for _, value in known],
+                    height=0.8 / count,
+                    label=name,
+                    color=COLOURS[name],
+                )
+            for at, value in known:
+                axes.annotate(
+                    f"{value:.3g}", (value, at), (3, 0), textcoords="offset points", va="center", fontsize=7
+                )
+        axes.set_yticks(range(len(found.labels)), found.labels)
+        axes.invert_yaxis()
+        axes.set_xscale("log")
+        axes.margins(x=0.12)
+        axes.set_xlabel(found.unit)
+        axes.set_title(found.title, loc="left", fontsize=11)
+        axes.spines[["top", "right"]].set_visible(False)
+        figure.legend(loc="outside right upper", frameon=False)
+    return figure
+
+
+def grids(
+    found: dict[str, tuple[tuple[float, ...], ...]], rows: Sequence[float], columns: Sequence[float]
+) -> Any:
+    """Tables of numbers as maps: mu down, step across."""
+    from matplotlib.figure import Figure
+
+    with settings():
+        figure = Figure(figsize=(11, 3.4), layout="constrained")
+        for i, (title, values) in enumerate(found.items(), 1):
+            axes = figure.add_subplot(1, len(found), i)
+            # By rank: a few networks that failed would make all others one colour.
+            ranks = sorted({value for row in values for value in row}, reverse="accuracy" not in title)
+            shade = [[ranks.index(value) / (len(ranks) - 1) for value in row] for row in values]
+            axes.imshow(shade, cmap="Blues", vmin=0, vmax=1.4)
+            for y, row in enumerate(values):
+                for x, value in enumerate(row):
+                    axes.text(x, y, f"{value:g}", ha="center", va="center", fontsize=8)
+            axes.set_xticks(range(len(columns)), [f"{step:g}" for step in columns])
+            axes.set_yticks(range(len(rows)), [f"{mu:g}" for mu in rows])
+            axes.set_xlabel("step")
+            axes.set_ylabel("mu")
+            axes.set_title(title, loc="left", fontsize=10)
+    return figure

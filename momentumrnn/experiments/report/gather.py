@@ -1,0 +1,243 @@
+"""Reads run folders and tells whole, short, failed, doubled, damaged and foreign apart. Guesses nothing.
+
+Numbers come from metrics.jsonl alone; result.json must agree with it.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..config import Config
+from ..folders import RunError, read_json, running
+from ..trainer import selected
+
+STATES = {
+    "done": "trained to its end",
+    "short": "stopped before its end, or still to go on",
+    "running": "being trained by a process now",
+    "frozen": "failed: a step was not finite",
+    "doubled": "the same run and seed again, with the same numbers; counted once",
+    "conflict": "the same run and seed again, with other numbers; not counted",
+    "damaged": "can't be read as what it says it is; not counted",
+    "foreign": "no run of this library; not counted",
+}
+
+
+@dataclass(frozen=True)
+class Seed:
+    """What the folder of a run says. config: None where classes of a user's describe it, or nothing does."""
+
+    path: Path
+    state: str
+    reason: str = ""
+    config: Config | None = None
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """The config as it is written."""
+    seed: int = -1
+    epochs: Sequence[Mapping[str, Any]] = ()
+    """The lines of metrics.jsonl for epochs."""
+    steps: Sequence[Mapping[str, Any]] = ()
+    """Those for steps."""
+    result: Mapping[str, Any] | None = None
+
+    @property
+    def id(self) -> str:
+        return self.path.name.rpartition("-s")[0] if self.config is None else self.config.id
+
+    @property
+    def metric(self) -> str:
+        """ "accuracy" or "loss"."""
+        named = None if self.result is None else self.result.get("metric")
+        return str(named or "loss") if self.config is None else self.config.task.metric
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What seeds of one run came to after some epochs: a value for each that came so far, by seed.
+
+    best: on the test set, the best of all epochs; valid: on the test set, at the epoch that validation
+    selects; trained: the loss on the training data in the last epoch. short: how many epochs others have;
+    frozen: the step at which they failed.
+    """
+
+    epochs: int
+    best: Mapping[int, float]
+    valid: Mapping[int, float]
+    trained: Mapping[int, float]
+    short: Mapping[int, int]
+    frozen: Mapping[int, int]
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(sorted(self.trained))
+
+    def __bool__(self) -> bool:
+        return bool(self.trained or self.short or self.frozen)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """All runs that count, by id and seed, and all folders, whatever they are, in order."""
+
+    by_id: Mapping[str, Mapping[int, Seed]]
+    folders: Sequence[Seed]
+
+    def of(self, config: Config) -> Mapping[int, Seed]:
+        return self.by_id.get(config.id, {})
+
+
+def gather(roots: Sequence[Path]) -> Runs:
+    """What lies in these folders; the same files give the same answer."""
+    found: list[Seed] = []
+    by_id: dict[str, dict[int, Seed]] = {}
+    for each in (read(path) for root in roots for path in _candidates(root)):
+        if each.state in ("damaged", "foreign"):
+            found.append(each)
+            continue
+        held = by_id.setdefault(each.id, {})
+        other = held.get(each.seed)
+        if other is None:
+            held[each.seed] = each
+        else:
+            # Of two the longer one counts, of equals the first.
+            kept, rest = (each, other) if len(each.epochs) > len(other.epochs) else (other, each)
+            held[each.seed] = kept
+            same = _numbers(rest) == _numbers(kept)[: len(rest.epochs)]
+            state = "doubled" if same else "conflict"
+            odd = replace(rest, state=state, reason=f"{rest.state}; beside {kept.path.name}")
+            found = [odd if seed is rest else seed for seed in found]
+            each = odd if each is rest else each
+        found.append(each)
+    return Runs(by_id, found)
+
+
+def outcome(seeds: Mapping[int, Seed], epochs: int) -> Outcome:
+    """What these seeds came to after so many epochs; of longer ones the beginning."""
+    best, valid, trained = dict[int, float](), dict[int, float](), dict[int, float]()
+    short, frozen = dict[int, int](), dict[int, int]()
+    for number, seed in sorted(seeds.items()):
+        if len(seed.epochs) < epochs:
+            if seed.state == "frozen":
+                frozen[number] = int((seed.result or {})["frozen"]["step"])
+            else:
+                short[number] = len(seed.epochs)
+            continue
+        lines = [dict(line) for line in seed.epochs[:epochs]]
+        metric = seed.metric
+        for part, values in (("test", best), ("validation", valid)):
+            line = selected(lines, metric, part)
+            if line is not None and line.get(f"test_{metric}") is not None:
+                values[number] = line[f"test_{metric}"] * (100 if metric == "accuracy" else 1)
+        trained[number] = lines[-1]["train_loss"]
+    return Outcome(epochs, best, valid, trained, short, frozen)
+
+
+def read(path: Path) -> Seed:
+    """What one folder says."""
+    try:
+        return _read(path)
+    except (RunError, _OddError) as error:
+        return Seed(path, "damaged", str(error).replace(f"{path}/", ""))
+
+
+class _OddError(ValueError):
+    """Something in a folder that can't be."""
+
+
+def _candidates(root: Path) -> Iterator[Path]:
+    """Folders that may be runs: those with a config.json, and those beside them."""
+    runs = {path.parent for path in root.rglob("config.json")} - {root}
+    parents = {path.parent for path in runs} | {root}
+    beside = {path for parent in parents for path in parent.iterdir() if path.is_dir()}
+    holding = {parent for path in runs for parent in path.parents}
+    yield from sorted(runs | {path for path in beside - holding if not path.name.startswith(".")})
+
+
+def _read(path: Path) -> Seed:
+    given = read_json(path / "config.json")
+    if given is None:
+        return Seed(path, "foreign", "it has no config.json")
+    known = isinstance(given, dict) and isinstance(given.get("config"), dict)
+    seed = given.get("seed") if known else None
+    if not isinstance(seed, int) or not isinstance(given["config"].get("epochs"), int):
+        return Seed(path, "foreign", "its config.json is of another kind")
+    try:
+        config: Config | None = Config.from_json(given["config"])
+    except (ValueError, TypeError) as error:
+        if not str(error).startswith(("task:", "cell:", "momentum:", "init:")):
+            return Seed(path, "foreign", f"its config.json is of another kind or version: {error}")
+        config = None  # described by classes of the user's
+    if config is not None and path.name != f"{config.id}-s{seed}" and _is_named(path):
+        raise _OddError(f"its config.json is that of {config.id}-s{seed}")
+    lines = _lines(path)
+    epochs = [line for line in lines if "epoch" in line]
+    if [line["epoch"] for line in epochs] != list(range(1, len(epochs) + 1)):
+        raise _OddError("metrics.jsonl does not count its epochs from 1 by 1")
+    result = read_json(path / "result.json")
+    if result is not None:
+        _check(result, epochs, config, seed)
+    wanted = given["config"]["epochs"]
+    if running(path):
+        state, reason = "running", f"epoch {len(epochs)} of {wanted}"
+    elif result is not None and result["frozen"]:
+        state, reason = "frozen", f"at step {result['frozen']['step']}"
+    elif result is None or len(epochs) < wanted:
+        state, reason = "short", f"epoch {len(epochs)} of {wanted}"
+    else:
+        state, reason = "done", f"epochs: {len(epochs)}"
+    steps = [line for line in lines if "epoch" not in line]
+    return Seed(path, state, reason, config, given["config"], seed, epochs, steps, result)
+
+
+def _is_named(path: Path) -> bool:
+    """Whether its name is that of a run; copies have names of their own."""
+    head, _, seed = path.name.rpartition("-s")
+    return seed.isdecimal() and len(head.rpartition("-")[2]) == 10
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    try:
+        content = (path / "metrics.jsonl").read_bytes()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RunError(f"metrics.jsonl can't be read: {error.strerror}") from None
+    # A process that was killed may have left half a line.
+    *whole, _ = content.split(b"\n")
+    try:
+        found = [json.loads(line) for line in whole]
+    except (ValueError, RecursionError):
+        found = [None]
+    if not all(isinstance(line, dict) and isinstance(line.get("step"), int) for line in found):
+        raise _OddError("metrics.jsonl should have a JSON object with a step in each line")
+    if any(not isinstance(line.get("train_loss"), float) for line in found if "epoch" in line):
+        raise _OddError("metrics.jsonl should have a train_loss for each epoch")
+    return found
+
+
+def _check(result: Any, epochs: list[dict[str, Any]], config: Config | None, seed: int) -> None:
+    """Refuse a result that is of another run, or says what the metrics don't."""
+    if not isinstance(result, dict) or not {"id", "seed", "epochs", "frozen", "selected"} <= set(result):
+        raise _OddError("result.json is of another kind")
+    frozen = result["frozen"]
+    if frozen is not None and not (isinstance(frozen, dict) and isinstance(frozen.get("step"), int)):
+        raise _OddError("result.json should say at which step it was frozen")
+    if result["seed"] != seed or (config is not None and result["id"] != config.id):
+        raise _OddError(f"result.json is that of {result['id']}-s{result['seed']}")
+    if not isinstance(result["epochs"], int) or result["epochs"] > len(epochs):
+        raise _OddError(f"result.json has {result['epochs']} epochs, metrics.jsonl {len(epochs)}")
+    if not isinstance(result["selected"], dict) or any(
+        line is not None and line not in epochs for line in result["selected"].values()
+    ):
+        raise _OddError("result.json has a line for an epoch that metrics.jsonl has not")
+    if config is not None:
+        for part, rule in (("validation", "by_validation"), ("test", "by_test")):
+            line = selected(epochs[: result["epochs"]], config.task.metric, part)
+            if result["selected"].get(rule) != line:
+                raise _OddError(f"result.json has another best epoch ({rule}) than metrics.jsonl")
+
+
+def _numbers(seed: Seed) -> list[dict[str, Any]]:
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in seed.epochs]

@@ -1,0 +1,91 @@
+"""The report as one HTML page that needs nothing else: plotly, data, style and script are inside."""
+
+import base64
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from .bars import COLOURS, Bars
+from .content import TERMS, Content
+from .curves import Plot
+from .drawings import ALT
+from .tables import sources
+
+FOLDER = Path(__file__).parent
+
+
+def page(found: Content, drawings: Mapping[str, bytes], files: Mapping[str, list[str]], version: str) -> str:
+    """The page. drawings: SVG of what is drawn, by section; files: what lies beside the page, by section."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from plotly.offline import get_plotlyjs
+
+    environment = Environment(
+        loader=FileSystemLoader(FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["tight"] = tight
+    figures: dict[str, Any] = {}
+    for section in found.sections:
+        figures |= {plot.name: _lines(plot) for plot in section.plots if plot.series}
+        figures |= {f"bars-{bars.name}": _bars(bars) for bars in section.bars}
+    images = {name: base64.b64encode(svg).decode() for name, svg in drawings.items()}
+    text: str = environment.get_template("page.html.jinja").render(
+        content=found,
+        terms=TERMS,
+        images=images,
+        alt={
+            **ALT,
+            "figure7": "Maps of the paper's numbers by mu and step; the numbers are in the tables below.",
+        },
+        files=files,
+        sources=sources(),
+        version=version,
+        style=(FOLDER / "page.css").read_text(),
+        script=(FOLDER / "page.js").read_text(),
+        plotly=get_plotlyjs(),
+        # What could end a script is spelt otherwise.
+        figures=json.dumps(figures, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
+    )
+    return text
+
+
+def tight(text: str) -> str:
+    """Numbers that belong together stay on one line.
+
+    >>> tight("92.77 ± 0.16 (5)").split()
+    ['92.77', '±', '0.16', '(5)']
+    >>> " " in tight("+0.14 [-0.05, +0.34]")
+    False
+    """
+    return re.sub(
+        r"(?<=\d) (?=[±(\[]\W?[\d+-])|(?<=\d) (?=±)|(?<=±) |(?<=,) (?=[+-]\d)", "\N{NO-BREAK SPACE}", text
+    )
+
+
+def _lines(plot: Plot) -> dict[str, Any]:
+    series = []
+    for each in plot.series:
+        given = asdict(each)
+        for key in ("middle", "low", "high"):
+            given[key] = [float(f"{value:.5g}") for value in given[key]]
+        series.append(given)
+    # No logarithm of what is not positive.
+    log = all(value > 0 for each in plot.series for value in each.low)
+    return {
+        "kind": "lines",
+        "quantity": plot.quantity,
+        "log": log and plot.log,
+        "level": plot.level,
+        "series": series,
+    }
+
+
+def _bars(bars: Bars) -> dict[str, Any]:
+    groups = [{"name": k, "colour": COLOURS[k], "values": list(v)} for k, v in bars.groups.items()]
+    return {"kind": "bars", "unit": bars.unit, "labels": list(bars.labels), "groups": groups}

@@ -1,0 +1,525 @@
+"""Each table of the report, as rows of text and as plain data. Knows no file format."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean, median, stdev
+from typing import Any
+
+from ..demo import BOUND, NETWORKS, TASK, Network, entry, half_way, steps
+from ..exhibits import GOAL, Exhibit, Line, settings
+from ..paper import SOURCES, Published, Recipe, recipe
+from .gather import Outcome, Runs, Seed, outcome
+from .numbers import Interval, against_paper, against_seeds, compared, verdict
+
+CONTROLS = ("same-step", "same-gain", "same-forget-bias", "same-rms", "same-input-rms")
+SHORT = "a curve, no verdict"
+NOT_RUN = "not run"
+QUOTED = {
+    "helfrich2018": "Helfrich",
+    "vorontsov2017": "Vorontsov",
+    "wisdom2016": "Wisdom",
+    "casado2019trivializations": "Lezcano-Casado",
+    "helfrich2018+lezcano2019cheap": "Helfrich, Lezcano-Casado",
+    "merity2018": "Merity",
+}
+"""Whom the paper quotes, in short."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row as it is shown; kind: "", "control" or "absent", not run; data: the same, for programs."""
+
+    cells: tuple[str, ...]
+    data: Mapping[str, Any]
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the report; its name is that of its files."""
+
+    name: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    note: str = ""
+
+
+def results(exhibit: Exhibit, runs: Runs) -> Table:
+    """Printed numbers beside ours, with the controls that were run."""
+    loss = "loss" in exhibit.metric or exhibit.kind == "curves"
+    ours = (
+        ("training loss at the end", "test loss, by validation")
+        if loss
+        else ("best on test", "by validation")
+    )
+    columns = (
+        "network",
+        "units",
+        "task" if not exhibit.later else "part",
+        "trained",
+        "paper",
+        f"ours, {ours[0]} (seeds)",
+        f"ours, {ours[1]}",
+        "difference [95 % interval]",
+        "verdict",
+    )
+    rows = tuple(row for line in lines(exhibit) for row in _of_line(line, exhibit, runs))
+    return Table(exhibit.name, columns, rows, _not_run(exhibit, runs))
+
+
+def lines(exhibit: Exhibit) -> tuple[Line, ...]:
+    """The printed lines of a table; of a figure those of its curves that have a loss as their measure."""
+    if exhibit.kind != "curves":
+        return exhibit.lines
+    found = []
+    for name in exhibit.recipes:
+        row = recipe(name)
+        _, model, task, size = name.split("/")
+        if row.config.task.metric == "loss":
+            found.append(Line(model, int(size), task, row.published, name))
+    return tuple(found)
+
+
+def variants(name: str) -> list[str]:
+    """The names of a recipe and of all its variants, as they follow each other in a table."""
+    row = recipe(name)
+    released = [f"{name}/as-released"] if "as-released" in row.variants else []
+    bases = [name, *released]
+    return [
+        each
+        for base in bases
+        for each in (base, *(f"{base}/{key}" for key in recipe(base).variants if key in CONTROLS))
+    ]
+
+
+def _of_line(line: Line, exhibit: Exhibit, runs: Runs) -> Iterator[Row]:
+    if not line.recipe:
+        shown = (line.model, str(line.size), line.column, "", printed(line.published, 2), "", "", "")
+        yield Row((*shown, NOT_RUN), _data(line, exhibit.later), "absent")
+        return
+    base: Outcome | None = None
+    for name in variants(line.recipe):
+        row = recipe(name)
+        found = outcome(runs.of(row.config), row.config.epochs)
+        control = name.rpartition("/")[2] in CONTROLS
+        if not control:
+            base = found
+        # A control says something beside what it is a control of.
+        if name == line.recipe or (found and (base or not control)):
+            yield _of_run(line, row, found, base if control else None)
+
+
+def _of_run(line: Line, row: Recipe, found: Outcome, with_momentum: Outcome | None) -> Row:
+    accuracy = row.config.task.metric == "accuracy"
+    digits = 2 if accuracy else 4
+    own = found.best if accuracy else found.trained
+    key = row.name.rpartition("/")[2]
+    trained = {**_TRAINED, line.recipe.rpartition("/")[2]: "default"}[key]
+    data = _data(line, "", row)
+    if own:
+        data |= {"n": len(own), "mean": mean(own.values()), "sd": _sd(own), "epochs": found.epochs}
+        data |= {f"seed_{seed}": value for seed, value in own.items()}
+    if found.valid:
+        data |= {"mean_by_validation": mean(found.valid.values()), "sd_by_validation": _sd(found.valid)}
+    interval, words = None, NOT_RUN
+    if own and with_momentum is not None:
+        theirs = with_momentum.best if accuracy else with_momentum.trained
+        if theirs:
+            interval = against_seeds(theirs, own)
+            words = compared(interval, 1 if accuracy else -1)
+        else:
+            words = "the network with momentum was not run"
+    elif own and line.published:
+        interval = against_paper(list(own.values()), line.published[0])
+        words = verdict(list(own.values()), line.published[0])
+        if line.published[0].quoted and "seed" not in words:
+            words = f"{words} (quoted)"
+    elif own:
+        words = "no number printed"
+    elif found:
+        words = SHORT
+    if interval is not None:
+        data |= {"difference": interval.value, "low": interval.low, "high": interval.high}
+    data |= {"verdict": words, "missing": _missing(found)}
+    cells = (
+        line.model,
+        str(line.size),
+        line.column,
+        trained,
+        printed(line.published, digits) if with_momentum is None else "",
+        "; ".join(filter(None, (_spread(own, digits, count=True), _missing(found)))) or NOT_RUN,
+        _spread(found.valid, digits),
+        _shown(interval, digits),
+        words,
+    )
+    return Row(cells, data, "absent" if not found else "control" if with_momentum is not None else "")
+
+
+_TRAINED = {
+    "as-released": "as released",
+    "same-step": "control: same step",
+    "same-gain": "control: same gain",
+    "same-forget-bias": "control: same forget bias",
+    "same-rms": "control: same rms",
+    "same-input-rms": "control: same input rms",
+}
+
+
+def _data(line: Line, later: str, row: Recipe | None = None) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "network": line.model,
+        "units": line.size,
+        "column": line.column,
+        "recipe": "" if row is None else row.name,
+        "run": "" if row is None else row.config.id,
+    }
+    published = (
+        line.published if row is None or row.name.rpartition("/")[2] not in CONTROLS else row.published
+    )
+    for i, p in enumerate(published, 1):
+        end = "" if i == 1 else f"_{i}"
+        found |= {f"paper{end}": p.value, f"paper_sd{end}": p.std, f"paper_source{end}": p.source}
+    return found | ({"verdict": f"{NOT_RUN}: {later}"} if later else {})
+
+
+def _missing(found: Outcome) -> str:
+    """Seeds that did not come to the end, in words."""
+    parts = [f"seed {seed}: epoch {epoch} of {found.epochs}" for seed, epoch in found.short.items()]
+    parts += [f"seed {seed}: not finite at step {step}" for seed, step in found.frozen.items()]
+    if len(parts) > 2 and len({*found.short.values()}) == 1 and not found.frozen:
+        return f"{len(parts)} seeds: epoch {next(iter(found.short.values()))} of {found.epochs}"
+    return ", ".join(parts)
+
+
+def _not_run(exhibit: Exhibit, runs: Runs) -> str:
+    """What may be run beside the rows, and was not."""
+    absent: dict[str, int] = {}
+    for line in lines(exhibit):
+        for name in variants(line.recipe)[1:] if line.recipe else ():
+            row = recipe(name)
+            if not outcome(runs.of(row.config), row.config.epochs):
+                key = name.rpartition("/")[2]
+                words = "as released" if key == "as-released" else f"control {key}"
+                absent[words] = absent.get(words, 0) + 1
+    counted = [
+        f"{words} ({count} rows)" if count > 1 else f"{words} (1 row)" for words, count in absent.items()
+    ]
+    return f"Not run beside these: {', '.join(counted)}." if counted else ""
+
+
+def hyper(name: str) -> Table:
+    """A table of hyper-parameters."""
+    titles = {
+        "dataset": "task",
+        "n": "units",
+        "K": "K",
+        "optimizer": "optimiser",
+        "lr": "rate",
+        "orth_optimizer": "optimiser of U",
+        "orth_lr": "rate of U",
+        "batch_size": "batch",
+        "epochs": "epochs",
+        "mu": "mu",
+        "s": "step",
+        "beta": "beta",
+        "F": "F",
+    }
+    found = settings(name)
+    used = [key for key in titles if any(key in row for rows in found.values() for row in rows)]
+    rows = []
+    for model, each in found.items():
+        for row in each:
+            cells = (model, *(_setting(row.get(key)) for key in used))
+            rows.append(Row(cells, {"network": model, **{key: row.get(key) for key in used}}))
+    note = (
+        "From the recipes; TIMIT and PTB, which have none yet, as printed. K: steps between re-basings of U."
+    )
+    return Table(name, ("network", *(titles[key] for key in used)), tuple(rows), note)
+
+
+def _setting(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{_setting(v)} (n = {size})" for size, v in value.items())
+    return (
+        ""
+        if value is None
+        else "∞"
+        if value == "infty"
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )
+
+
+def costs(exhibit: Exhibit, found: Mapping[str, Any], runs: Runs) -> Table:
+    """Tables 14 to 16 from a file of measurements: the paper's, its listing's here, torch's, and ours."""
+    if exhibit.name == "table16":
+        return _minutes(exhibit, found, runs)
+    keys = {"table14": ("train_ms", "eval_ms"), "table15": ("train_mb", "eval_mb")}[exhibit.name]
+    columns = (
+        "network",
+        "part",
+        "paper",
+        "the paper's listing, here",
+        "torch.nn",
+        "ours",
+        "listing / ours",
+        "torch.nn / ours",
+    )
+    rows = []
+    for line in exhibit.lines:
+        key = keys[("training", "evaluation").index(line.column)]
+        values = [
+            found["rows"].get(f"{kind}/{line.model}", {}).get(key) for kind in ("listing", "torch.nn", "ours")
+        ]
+        listing, torch, ours = values
+        ratios = [None if None in (other, ours) else other / ours for other in (listing, torch)]
+        cells = (
+            line.model,
+            line.column,
+            f"{line.published[0].value:g}",
+            _amount(listing),
+            "" if torch is None and line.model != "LSTM" else _amount(torch),
+            _amount(ours),
+            *("" if ratio is None else f"{ratio:.3g}" for ratio in ratios),
+        )
+        data = {"network": line.model, "part": line.column, "paper": line.published[0].value}
+        data |= {"listing": listing, "torch_nn": torch, "ours": ours, "device": found["device"]}
+        rows.append(Row(cells, data, "absent" if ours is None else ""))
+    return Table(exhibit.name, columns, tuple(rows), f"{exhibit.metric}; measured on {found['device']}")
+
+
+def _minutes(exhibit: Exhibit, found: Mapping[str, Any], runs: Runs) -> Table:
+    columns = (
+        "network",
+        "trained",
+        "paper",
+        "epochs needed (seeds)",
+        "ours",
+        "the paper's listing, here",
+        "torch.nn",
+    )
+    rows = []
+    for line in exhibit.lines:
+        for name in variants(line.recipe):
+            row = recipe(name)
+            if name != line.recipe and name.rpartition("/")[2] != "as-released":
+                continue
+            needed = {n: epochs_to(seed, GOAL, row.config.epochs) for n, seed in runs.of(row.config).items()}
+            reached = [epoch for epoch in needed.values() if epoch is not None]
+            if name != line.recipe and not needed:
+                continue
+            late = [str(n) for n, epoch in needed.items() if epoch is None]
+            shown = f"{mean(reached):.1f} ({len(reached)})" if reached else NOT_RUN if not needed else ""
+            if late:
+                shown = f"{shown}; not reached: seed {', '.join(late)}".removeprefix("; ")
+            times = [
+                _epoch_minutes(found, f"{kind}/{line.model}", row) for kind in ("ours", "listing", "torch.nn")
+            ]
+            minutes = [mean(reached) * each if each is not None and reached else None for each in times]
+            cells = (
+                line.model,
+                "default" if name == line.recipe else "as released",
+                f"{line.published[0].value:g}",
+                shown,
+                *("" if each is None else _amount(each) for each in minutes),
+            )
+            data = {"network": line.model, "recipe": name, "paper": line.published[0].value}
+            data |= {
+                "epochs": mean(reached) if reached else None,
+                "seeds": len(reached),
+                "not_reached": len(late),
+            }
+            data |= dict(zip(("ours", "listing", "torch_nn"), minutes, strict=True))
+            rows.append(Row(cells, data, "" if reached else "absent"))
+    return Table(exhibit.name, columns, tuple(rows), f"minutes; epochs measured on {found['device']}")
+
+
+def _epoch_minutes(found: Mapping[str, Any], name: str, row: Recipe) -> float | None:
+    """An epoch of one seed: all training images, and the test images, as the paper's epochs are."""
+    costs = found["rows"].get(name)
+    if costs is None:
+        return None
+    training = 60_000 - getattr(row.config.task, "validation", 0)
+    return float(training * costs["train_ms"] + 10_000 * costs["eval_ms"]) / 60e3
+
+
+def epochs_to(seed: Seed, goal: float, epochs: int) -> int | None:
+    """The first epoch with that test accuracy, None if none of so many has it."""
+    lines = seed.epochs[:epochs]
+    return next((line["epoch"] for line in lines if (line.get("test_accuracy") or 0) >= goal), None)
+
+
+def demo(runs: Runs) -> Table:
+    """The small comparison that needs no data: every network that was run, none more."""
+    most = max((len(seed.epochs) for _, seeds in demo_runs(runs) for seed in seeds.values()), default=0)
+    half, n = half_way(most), steps()
+    columns = (
+        "network",
+        "momentum",
+        f"validation loss after {half * n} steps",
+        f"validation loss after {most * n} steps (seeds)",
+        f"steps to below {BOUND:.4f}",
+    )
+    rows = []
+    for network, seeds in demo_runs(runs):
+        curves = {number: validation(seed) for number, seed in seeds.items()}
+        ends = [{k: c[e - 1] for k, c in curves.items() if len(c) >= e} for e in (half, most)]
+        first = [next((e * n for e, v in enumerate(c, 1) if v < BOUND), math.inf) for c in curves.values()]
+        missing = _missing(outcome(seeds, most))
+        cells = (
+            network.name,
+            repr(network.momentum).replace(", eps=1e-08, eps_in_sqrt=True", ""),
+            _spread(ends[0], 4) or NOT_RUN,
+            "; ".join(filter(None, (_spread(ends[1], 4, count=True), missing))) or NOT_RUN,
+            between(first) if first else NOT_RUN,
+        )
+        data: dict[str, Any] = {"network": network.name, "run": entry(network).id}
+        data |= {f"seed_{k}": v for k, v in ends[1].items()}
+        data |= {"median_steps": median(first)} if first and median(first) < math.inf else {}
+        kind = "control" if network.control else ""
+        rows.append(Row(cells, data, kind if seeds else "absent"))
+    note = f"Always answering 1 has a loss of {TASK.baseline:.4f}; half of that is {BOUND:.4f}."
+    return Table("demo", columns, tuple(rows), note)
+
+
+def demo_runs(runs: Runs) -> list[tuple[Network, Mapping[int, Seed]]]:
+    """The networks of the demo, and the seeds of each that were run."""
+    return [(network, runs.of(entry(network))) for network in NETWORKS]
+
+
+def validation(seed: Seed) -> list[float]:
+    """The validation loss after each epoch; nan where it was not finite."""
+    values = [line.get("validation_loss") for line in seed.epochs]
+    return [math.nan if value is None else float(value) for value in values]
+
+
+def lessons(runs: Runs) -> list[str]:
+    """What the demo shows, in the order in which one sees it, and what that does and doesn't say."""
+    when = {}
+    for network, seeds in demo_runs(runs):
+        if seeds:
+            curves = [validation(seed) for seed in seeds.values()]
+            when[network.name] = median(
+                next((e for e, v in enumerate(c, 1) if v < BOUND), math.inf) for c in curves
+            )
+    learnt = {epoch: [name for name in when if when[name] == epoch] for epoch in sorted(when.values())}
+    others = learnt.pop(math.inf, [])
+    found = []
+    if learnt:
+        names = ", then ".join(map(" and ".join, learnt.values()))
+        found.append(f"Most seeds came below {BOUND:.4f} in this order: {names}.")
+    if others:
+        found.append(f"At least half of the seeds stayed above {BOUND:.4f}: {', '.join(others)}.")
+    control = NETWORKS[-1]
+    found.append(
+        f"{control.name} is a control: no momentum, but the gain step / (1 - mu) that MomentumLSTM gives a "
+        "constant input. What it has over LSTM is due to a larger step alone. All have the same rate and, "
+        "where they have one, the same mu, step and beta; on another task, at another rate or with other "
+        "values the order may be another."
+    )
+    return found
+
+
+def folders(runs: Runs) -> Table:
+    """Every run with its exact command, and every folder that does not count."""
+    columns = ("run", "seeds", "state", "device", "commit", "command")
+    rows = []
+    groups: dict[tuple[str, ...], list[Seed]] = {}
+    for seed in runs.folders:
+        result = seed.result or {}
+        counted = seed.state in ("done", "short", "running", "frozen")
+        name = seed.id if counted else seed.path.name
+        state = seed.state if seed.state == "done" and not seed.reason else f"{seed.state}: {seed.reason}"
+        key = (name, state, result.get("device", ""), result.get("commit") or "", result.get("command", ""))
+        groups.setdefault(key, []).append(seed)
+    for (name, state, device, commit, command), seeds in groups.items():
+        numbers = sorted(seed.seed for seed in seeds if seed.seed >= 0)
+        shown = (name, _numbers(numbers), state, device, commit[:10], command)
+        data = {"run": name, "seeds": " ".join(map(str, numbers)), "state": state, "device": device}
+        kind = "" if seeds[0].state == "done" else "absent"
+        rows.append(Row(shown, {**data, "commit": commit, "command": command}, kind))
+    return Table("runs", columns, tuple(rows))
+
+
+def others(runs: Runs, known: set[str]) -> Table:
+    """Runs that are no row of the paper."""
+    columns = ("task", "network", "units", "epochs", "best on test (seeds)", "by validation")
+    rows = []
+    for name, seeds in runs.by_id.items():
+        if name in known:
+            continue
+        first = next(iter(seeds.values()))
+        most = max(len(seed.epochs) for seed in seeds.values())
+        found = outcome(seeds, most) if most else None
+        digits = 2 if first.metric == "accuracy" else 5
+        given = first.given
+        momentum = "" if given.get("momentum") == "None" else f", {given.get('momentum')}"
+        cells = (
+            str(given.get("task")),
+            f"{given.get('cell')}{momentum}",
+            str(given.get("hidden_size")),
+            str(most),
+            (_spread(found.best, digits, count=True) if found else "") or "-",
+            (_spread(found.valid, digits) if found else "") or "-",
+        )
+        rows.append(Row(cells, {"run": name, "epochs": most}))
+    return Table("others", columns, tuple(rows))
+
+
+def printed(published: Sequence[Published], digits: int) -> str:
+    """What the paper has, with whom it quotes."""
+    parts = []
+    for p in published:
+        value = f"{p.value:.{digits}f}" if digits == 2 else f"{p.value:g}"
+        spread = "" if p.std is None else f" ± {p.std:.2f}"
+        parts.append(f"{value}{spread}{f' ({QUOTED[p.source]})' if p.quoted else ''}")
+    return "; ".join(parts) or "no number"
+
+
+def sources() -> list[str]:
+    """Whom the paper quotes."""
+    return [f"{QUOTED[key]}: {words}" for key, words in SOURCES.items() if key != "paper"]
+
+
+def between(values: Sequence[float]) -> str:
+    """The least and the most; what is infinite never was.
+
+    >>> between([150, 100, math.inf]), between([100, 100])
+    ('100 to never', '100')
+    """
+    ends = [f"{v:.0f}" if v < math.inf else "never" for v in (min(values), max(values))]
+    return ends[0] if ends[0] == ends[1] else " to ".join(ends)
+
+
+def _spread(values: Mapping[int, float], digits: int, count: bool = False) -> str:
+    """Mean ± sample standard deviation, and of how many."""
+    known = [value for value in values.values() if math.isfinite(value)]
+    if not known:
+        return ""
+    spread = f" ± {stdev(known):.{digits}f}" if len(known) > 1 else ""
+    return f"{mean(known):.{digits}f}{spread}{f' ({len(known)})' if count else ''}"
+
+
+def _sd(values: Mapping[int, float]) -> float | None:
+    return stdev(values.values()) if len(values) > 1 else None
+
+
+def _shown(interval: Interval | None, digits: int) -> str:
+    if interval is None:
+        return ""
+    ends = "" if interval.low is None else f" [{interval.low:+.{digits}f}, {interval.high:+.{digits}f}]"
+    return f"{interval.value:+.{digits}f}{ends}"
+
+
+def _amount(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.3g}"
+
+
+def _numbers(seeds: Sequence[int]) -> str:
+    return (
+        ", ".join(map(str, seeds))
+        if len(seeds) < 3 or seeds[-1] - seeds[0] >= len(seeds)
+        else f"{seeds[0]}-{seeds[-1]}"
+    )
