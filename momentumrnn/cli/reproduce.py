@@ -38,7 +38,7 @@ def run(options: Any, args: Sequence[str]) -> int:
         wanted = entries(options.what, options.rows, options.also, options.epochs)
     except ValueError as error:
         return refuse(f"reproduce: {error}")
-    console = Console(width=None if sys.stdout.isatty() else 130)
+    console = Console(width=None if sys.stdout.isatty() else 170)
     if len(shown) == 1 and shown[0].later:
         return refuse(f"reproduce: {shown[0].name} can't be run: {shown[0].later}", 1)
     try:

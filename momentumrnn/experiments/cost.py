@@ -331,9 +331,9 @@ def place(root: Path, device_name: str) -> Path:
 
 
 def _data(count: int, device: torch.device) -> Data:
-    source = generator("cost")
-    images = torch.randint(0, 256, (count, PIXELS), generator=source, dtype=torch.uint8)
-    labels = torch.randint(0, 10, (count,), generator=source)
+    # The first are the same, however many there are.
+    images = torch.randint(0, 256, (count, PIXELS), generator=generator("cost", "images"), dtype=torch.uint8)
+    labels = torch.randint(0, 10, (count,), generator=generator("cost", "labels"))
     return Data((images.to(device), labels.to(device), torch.tensor(count)), {})
 
 

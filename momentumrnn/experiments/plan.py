@@ -71,8 +71,12 @@ def entries(
         named = {name: recipe(name).config for base in bases for name in _varied(base, also)}
     chosen = {k: v for k, v in named.items() if not rows or any(row in k for row in rows)}
     if rows and not chosen:
-        some = next(iter(named), "none")
-        raise ValueError(f"--rows: expected a part of a row's name, such as {some!r}, got {list(rows)}")
+        some = (
+            f"a part of a row's name, such as {next(iter(named))!r}"
+            if named
+            else f"none: {what} trains nothing"
+        )
+        raise ValueError(f"--rows: expected {some}, got {list(rows)}")
     # A run in two tables, or that is a control of two rows, is one.
     first = {config.id: Entry(name, config) for name, config in reversed(chosen.items())}
     unique = list(first.values())[::-1]

@@ -112,7 +112,7 @@ def _of_line(line: Line, exhibit: Exhibit, runs: Runs) -> Iterator[Row]:
 
 def _of_run(line: Line, row: Recipe, found: Outcome, with_momentum: Outcome | None) -> Row:
     accuracy = row.config.task.metric == "accuracy"
-    digits = 2 if accuracy else 4
+    digits = 2 if accuracy else 5
     own = found.best if accuracy else found.trained
     key = row.name.rpartition("/")[2]
     trained = {**_TRAINED, line.recipe.rpartition("/")[2]: "default"}[key]
