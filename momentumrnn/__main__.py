@@ -6,20 +6,23 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from .cli.words import refuse, seeds
 
 if TYPE_CHECKING:
-    from tyro.conf import Positional
+    from tyro.conf import Positional, arg
 else:
     try:
-        from tyro.conf import Positional
+        from tyro.conf import Positional, arg
     except ImportError:  # then main says so
 
         class Positional:
             def __class_getitem__(cls, kind: Any) -> Any:
                 return kind
+
+        def arg(**options: Any) -> None:
+            return None
 
 
 @dataclass(frozen=True)
@@ -115,11 +118,11 @@ class Reproduce:
     What is done is left as it is; it may be stopped at any moment.
     """
 
-    what: Positional[str]
-    """A table or figure such as table1 or figure3, all of them by all, or demo: a small comparison without
-    data, minutes on a CPU."""
-    seeds: str = ""
-    """Of each row, such as 3, 0-4 or 0,2,7; by default 0-4, of the demo 0-2."""
+    what: Positional[Annotated[str, arg(metavar="WHAT")]]
+    """table1 to table16, figure1 to figure11, all for every one, or demo for a small comparison that needs no
+    data and takes minutes on a CPU."""
+    seeds: str = "0-4"
+    """Of each row, such as 3, 0-4 or 0,2,7, trained together."""
     epochs: int | None = None
     """In place of the paper's: a row with fewer is a curve, and gets no verdict."""
     rows: tuple[str, ...] = ()
@@ -133,7 +136,7 @@ class Reproduce:
     out: Path = Path("report")
     """Where the report goes."""
     bench: tuple[Path, ...] = ()
-    """As in report."""
+    """Files of momentumrnn bench --json for the report; by default those of results/bench, if it is there."""
     open: bool = False
     """Open the page in a browser."""
     data: Path | None = None
@@ -241,7 +244,7 @@ def _main(args: list[str]) -> int:
         args=args,
     )
     name = next(name for name, kind in COMMANDS.items() if isinstance(options, kind))
-    if isinstance(options, Run | Reproduce) and options.seeds:
+    if isinstance(options, Run | Reproduce):
         try:
             seeds(options.seeds)  # before the seconds that torch takes
         except ValueError as error:

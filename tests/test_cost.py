@@ -151,7 +151,7 @@ def test_all_of_it_is_compared_not_the_part_alone(trained, monkeypatch):
     def spoilt(layer, x):
         out, final = loop(layer, x)
         wrong = len(x) > 3 and torch.is_grad_enabled() == trained
-        return out, tuple(1.01 * state for state in final) if wrong else final
+        return out, tuple(1.2 * state for state in final) if wrong else final
 
     monkeypatch.setattr(cost, "loop", spoilt)
     monkeypatch.setitem(cost._PART, "length", 3)

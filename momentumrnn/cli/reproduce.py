@@ -15,7 +15,7 @@ from ..experiments.data import DataError
 from ..experiments.exhibits import Exhibit
 from ..experiments.folders import RunError
 from ..experiments.plan import MEASURED, Entry, Item, entries, exhibits, plan
-from ..experiments.report import ReportError, lacking, report
+from ..experiments.report import ReportError, check, lacking, report
 from ..experiments.report import tables as made
 from ..experiments.report.gather import gather
 from ..experiments.trainer import Interrupted, choose, train
@@ -29,7 +29,7 @@ def run(options: Any, args: Sequence[str]) -> int:
     """Carry out the command; returns its exit code."""
     demo = options.what == "demo"
     try:
-        chosen = seeds(options.seeds or ("0-2" if demo else "0-4"))
+        chosen = seeds(options.seeds)
         for name in ("epochs", "threads"):
             value = getattr(options, name)
             if value is not None and value < 1:
@@ -38,14 +38,22 @@ def run(options: Any, args: Sequence[str]) -> int:
         wanted = entries(options.what, options.rows, options.also, options.epochs)
     except ValueError as error:
         return refuse(f"reproduce: {error}")
-    console = Console(width=None if sys.stdout.isatty() else 170)
     if len(shown) == 1 and shown[0].later:
         return refuse(f"reproduce: {shown[0].name} can't be run: {shown[0].later}", 1)
     try:
         # The demo is small: a CPU gives everybody the same.
         device = choose(options.device or ("cpu" if demo else None))
-    except RunError as error:
+        # What can't be is said before hours of training, not after.
+        files = benchmarks(options.bench)
+        if not options.plan:
+            check(options.out)
+            options.root.mkdir(parents=True, exist_ok=True)
+    except (ReportError, RunError) as error:
         return refuse(f"reproduce: {error}", 1)
+    except OSError as error:
+        expected = "expected a folder that can be written to"
+        return refuse(f"reproduce: --root: {expected}, got {str(options.root)!r}: {error.strerror}", 1)
+    console = Console(width=None if sys.stdout.isatty() else 170)
     measured = [table for table in shown if table.name in MEASURED]
     if options.plan:
         return _plan(console, wanted, chosen, options, device, bool(measured))
@@ -54,23 +62,18 @@ def run(options: Any, args: Sequence[str]) -> int:
     failed: list[str] = []
     try:
         for i, each in enumerate(wanted, 1):
-            failed += _train(
-                console, f"{i}/{len(wanted)} {each.name}", each, chosen, options, device.type, args
-            )
+            title = f"{i}/{len(wanted)} {each.name}"
+            failed += _train(console, title, each, chosen, options, device.type, args)
         if measured:
-            path = place(options.root, device_name(device.type))
-            costs(path, device.type, recorded(args), lambda text: _say(console, text))
+            failed += _measure(console, options.root, device.type, args)
     except Interrupted as stopped:
         _say(console, f"Stopped; all is saved. To go on: {spelt(args)}")
         return 128 + stopped.number
-    except (RunError, DataError) as error:
-        return refuse(f"reproduce: {error}", 1)
     try:
-        options.root.mkdir(parents=True, exist_ok=True)
         _results(console, shown, demo, options.root)
         if not lacking():
-            show(report([options.root], options.out, benchmarks(options.bench)), options.open)
-    except (ReportError, RunError, OSError) as error:
+            show(report([options.root], options.out, files), options.open)
+    except (ReportError, RunError) as error:
         return refuse(f"reproduce: {error}", 1)
     return refuse(f"reproduce: {'; '.join(failed)}", 1) if failed else 0
 
@@ -97,14 +100,24 @@ def _train(
                 watcher=watcher,
                 command=recorded(args),
             )
-    except RunError as error:
+    except (RunError, DataError) as error:
         # One row that can't go on is no reason to leave the others.
-        _say(console, f"{each.name}: {error}")
+        _say(console, f"{title}: {error}")
         return [f"{each.name} failed"]
     if not watcher.trained:
         _say(console, f"{title}: done already")
     frozen = [result["seed"] for result in results if result["frozen"]]
     return [f"{each.name}: not finite: seeds {several(frozen)}"] if frozen else []
+
+
+def _measure(console: Console, root: Path, device: str, args: Sequence[str]) -> list[str]:
+    """The costs of tables 14 to 16; returns what failed, in words."""
+    try:
+        costs(place(root, device_name(device)), device, recorded(args), lambda text: _say(console, text))
+    except RunError as error:
+        _say(console, str(error))
+        return ["the costs were not measured"]
+    return []
 
 
 def _plan(
@@ -153,7 +166,7 @@ def _left(item: Item) -> str:
     parts = [_seeds(fresh)] if fresh else []
     for epochs in sorted(set(item.left.values()) - {item.entry.config.epochs}):
         begun = [seed for seed, more in item.left.items() if more == epochs]
-        parts.append(f"{_seeds(begun)}: {epochs} epochs more")
+        parts.append(f"{_seeds(begun)}: {epochs} epochs to go")
     return "; ".join(parts) or "-"
 
 
@@ -166,7 +179,9 @@ def _results(console: Console, shown: Sequence[Exhibit], demo: bool, root: Path)
     for content in found:
         if not content.rows:
             continue
-        table = Table(*content.columns, box=box.SIMPLE_HEAD)
+        table = Table(box=box.SIMPLE_HEAD)
+        for column in content.columns:
+            table.add_column(column, overflow="fold")
         for row in content.rows:
             table.add_row(*map(escape, row.cells), style="dim" if row.kind == "absent" else "")
         console.print(table)

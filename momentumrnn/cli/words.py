@@ -60,13 +60,14 @@ def spelt(args: Sequence[str]) -> str:
 
 def recorded(args: Sequence[str]) -> str:
     """The command for a result, which says what was run, not in whose folders."""
-    found = []
-    for before, arg in zip(["", *args], args, strict=False):
+    found, path = [], False
+    for arg in args:
         option, equals, value = arg.partition("=")
-        if before in _PATHS:
+        if arg.startswith("--"):
+            path = option in _PATHS
+            arg = f"{option}={Path(value).name or value}" if path and equals else arg
+        elif path:
             arg = Path(arg).name or arg
-        elif equals and option in _PATHS:
-            arg = f"{option}={Path(value).name or value}"
         found.append(arg)
     return shlex.join(["momentumrnn", *found])
 

@@ -74,7 +74,10 @@ class Exhibit:
     def recipes(self) -> tuple[str, ...]:
         """The names of what is to be run for it, each run once."""
         names = [line.recipe for line in self.lines] + [n for panel in self.panels for n in panel.recipes]
-        return tuple({RECIPES[name].config.id: name for name in reversed(names) if name}.values())[::-1]
+        first: dict[str, str] = {}
+        for name in filter(None, names):
+            first.setdefault(RECIPES[name].config.id, name)
+        return tuple(first.values())
 
 
 _MODELS = ("LSTM", "MomentumLSTM", "AdamLSTM", "RMSPropLSTM", "SRLSTM")
@@ -328,7 +331,13 @@ EXHIBITS = {
             note="The paper's LSTM and MomentumLSTM end on adding at 0.162, where always answering 1 has "
             "0.1667: neither learns it in the paper.",
         ),
-        Exhibit("figure5", "Losses on Penn Treebank", "curves", panels=_absent("Penn Treebank", "text")),
+        Exhibit(
+            "figure5",
+            "Losses on Penn Treebank",
+            "curves",
+            panels=_absent("Penn Treebank", "text"),
+            later=LATER["text"],
+        ),
         Exhibit(
             "figure6",
             "Losses of orthogonal networks",

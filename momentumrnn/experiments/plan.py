@@ -44,9 +44,8 @@ class Item:
 def exhibits(what: str) -> list[Exhibit]:
     """The tables and figures of that name: one, for "all" every one, for "demo" none."""
     if what not in NAMES:
-        raise ValueError(
-            f"expected demo, all, or one of {', '.join(EXHIBITS)}, got {what!r}{nearest(what, NAMES)}"
-        )
+        hint = nearest(what, NAMES) or f"; expected demo, all, or one of {', '.join(EXHIBITS)}"
+        raise ValueError(f"there is no {what!r} to reproduce{hint}")
     return list(EXHIBITS.values()) if what == "all" else [] if what == "demo" else [exhibit(what)]
 
 
@@ -65,22 +64,23 @@ def entries(
         if name not in ALSO:
             raise ValueError(f"--also: expected some of {', '.join(ALSO)}, got {name!r}{nearest(name, ALSO)}")
     if what == "demo":
+        if also:
+            raise ValueError(f"--also: expected nothing, for the demo has a control, got {list(also)}")
         named = {f"demo/{each.name.replace(' ', '-')}": entry(each) for each in NETWORKS}
     else:
         bases = [name for each in exhibits(what) for name in each.recipes]
         named = {name: recipe(name).config for base in bases for name in _varied(base, also)}
-    chosen = {k: v for k, v in named.items() if not rows or any(row in k for row in rows)}
-    if rows and not chosen:
-        some = (
-            f"a part of a row's name, such as {next(iter(named))!r}"
-            if named
-            else f"none: {what} trains nothing"
-        )
-        raise ValueError(f"--rows: expected {some}, got {list(rows)}")
-    # A run in two tables, or that is a control of two rows, is one.
-    first = {config.id: Entry(name, config) for name, config in reversed(chosen.items())}
-    unique = list(first.values())[::-1]
-    return unique if epochs is None else [replace(e, config=replace(e.config, epochs=epochs)) for e in unique]
+    for row in rows:
+        if not any(row in name for name in named):
+            some = f"a part of a row's name, such as {next(iter(named))!r}" if named else f"none for {what}"
+            raise ValueError(f"--rows: expected {some}, got {row!r}")
+    first: dict[str, Entry] = {}
+    for name, config in named.items():
+        if not rows or any(row in name for row in rows):
+            # A run in two tables, or that is a control of two rows, is one.
+            first.setdefault(config.id, Entry(name, config))
+    found = list(first.values())
+    return found if epochs is None else [replace(e, config=replace(e.config, epochs=epochs)) for e in found]
 
 
 def _varied(base: str, also: Sequence[str]) -> list[str]:
@@ -111,8 +111,8 @@ def plan(
         frozen = [
             s for s in seeds if s in there and there[s].state == "frozen" and lengths[s] < config.epochs
         ]
-        done = [s for s in seeds if lengths[s] >= config.epochs]
-        left = {s: config.epochs - lengths[s] for s in seeds if s not in done and s not in frozen}
+        done = [s for s in seeds if s in there and _is_done(there[s], config.epochs)]
+        left = {s: max(0, config.epochs - lengths[s]) for s in seeds if s not in {*done, *frozen}}
         seconds = 0.0
         if left:
             # What a step computes is the same but for numbers: so is the time that it takes.
@@ -133,3 +133,7 @@ def plan(
             seconds = paces[key] * max(left.values())
         items.append(Item(each, tuple(done), left, tuple(frozen), seconds))
     return items
+
+
+def _is_done(seed: Seed, epochs: int) -> bool:
+    return seed.result is not None and seed.result["epochs"] >= epochs

@@ -1,6 +1,7 @@
 """The report: from run folders to one page, Markdown, pictures and tables. A pure function of its files."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,9 +14,9 @@ from .bars import Bars
 from .content import Content, Section, content
 from .gather import gather
 from .page import page
-from .text import as_csv, as_latex, results
+from .text import MADE, as_csv, as_latex, results
 
-__all__ = ["NEEDED", "ReportError", "lacking", "report"]
+__all__ = ["NEEDED", "ReportError", "check", "lacking", "report"]
 
 NEEDED = ("jinja2", "matplotlib", "plotly", "scipy")
 
@@ -34,18 +35,22 @@ def report(roots: Sequence[Path], out: Path, bench: Sequence[Path] = ()) -> Path
         raise ReportError(lacking())
     for root in roots:
         if not root.is_dir():
-            raise ReportError(f"expected a folder of runs, got {str(root)!r}")
+            raise ReportError(f"--root: expected a folder of runs, got {str(root)!r}")
+    check(out)
+    roots = list({root.resolve(): root for root in roots}.values())
     found = content(gather(roots), _costs(roots), bench)
     files = _files(found)
     beside = {s.name: sorted(n for n in files if _of(n) == s.name) for s in found.sections}
     drawings = {_of(n): files[n] for n in files if n in _DRAWN}
     pictures = sorted(Path(name).name for name in files if name.startswith("figures/"))
-    files["results.md"] = results(found, pictures).encode()
+    # First what tells that a folder is a report's, and the page last.
+    files = {"results.md": results(found, pictures).encode(), **files}
     files["report.html"] = page(found, drawings, beside, __version__).encode()
     _write(out, files)
     return out / "report.html"
 
 
+_OURS = re.compile(r"(table\d+|figure\d+|demo|speed|others|runs)(-\d+)?\.(svg|pdf|csv|tex)")
 _DRAWN = ("figures/figure1.svg", "figures/figure7.svg", "figures/figure8.svg")
 
 
@@ -53,6 +58,21 @@ def lacking() -> str:
     """What should be installed for a report, in words; "" if all is there."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     return f"{' and '.join(missing)} should be installed: pip install 'momentumrnn[all]'" if missing else ""
+
+
+def check(out: Path) -> None:
+    """Refuse a place that is not a report's: nothing there is to be lost."""
+    try:
+        there = [path.name for path in out.iterdir() if not path.name.startswith(".")]
+        mine = not there or MADE in (out / "results.md").read_text()
+    except FileNotFoundError:
+        mine = not out.exists()
+    except (OSError, UnicodeDecodeError):
+        mine = False
+    if not mine:
+        raise ReportError(
+            f"--out: expected a new folder or that of a report, got {str(out)!r}, which is another"
+        )
 
 
 def _of(name: str) -> str:
@@ -110,8 +130,7 @@ def _write(out: Path, files: Mapping[str, bytes]) -> None:
     """Each file whole or not at all, the page last; what an older report left of ours is taken away."""
     for folder in ("figures", "tables"):
         for path in sorted((out / folder).glob("*.*")):
-            known = path.suffix in (".svg", ".pdf", ".csv", ".tex")
-            if known and f"{folder}/{path.name}" not in files:
+            if _OURS.fullmatch(path.name) and f"{folder}/{path.name}" not in files:
                 path.unlink()
     for name, written in files.items():
         write_whole(out / name, written)

@@ -20,7 +20,7 @@ TERMS = (
     "over (so many) seeds. Difference: ours less the paper's, with a 95 % interval after Welch; where the "
     "paper has no deviation, as if its number were exact. For a control: the network with momentum less the "
     "control, seed by seed. Verdict: in deviations of the paper, where it prints none in ours; only for as "
-    "many epochs as the paper has. One interval in twenty misses by chance."
+    "many epochs as the paper has, and no finer than its digits. One interval in twenty misses by chance."
 )
 
 

@@ -58,16 +58,20 @@ def against_seeds(values: Mapping[int, float], others: Mapping[int, float]) -> I
 def verdict(values: Sequence[float], paper: Published) -> str:
     """How ours stand to what is printed: in its deviations or, where it has none, in ours.
 
+    What is printed with few digits may have been anything that is rounded so.
+
     >>> verdict([93.0, 93.2, 93.1], Published(93.4, 0.25)), verdict([90.0, 91.0], Published(93.4, 0.25))
     ('within two sd', 'lower')
     """
     if len(values) < 2:
         return "one seed: no verdict"
     difference = mean(values) - paper.value
+    if abs(difference) <= paper.rounding:
+        return "the same, as printed"
     unit = stdev(values) if paper.std is None else paper.std
     for count, words in ((1, "within one sd"), (2, "within two sd")):
         # A hair more, for a difference that is so many deviations but for rounding.
-        if abs(difference) <= count * unit * (1 + 1e-9):
+        if abs(difference) - paper.rounding <= count * unit * (1 + 1e-9):
             return words
     return "higher" if difference > 0 else "lower"
 

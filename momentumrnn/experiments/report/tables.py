@@ -353,7 +353,7 @@ def epochs_to(seed: Seed, goal: float, epochs: int) -> int | None:
 
 def demo(runs: Runs) -> Table:
     """The small comparison that needs no data: every network that was run, none more."""
-    most = max((len(seed.epochs) for _, seeds in demo_runs(runs) for seed in seeds.values()), default=0)
+    most = max(1, *(len(seed.epochs) for _, seeds in demo_runs(runs) for seed in seeds.values()))
     half, n = half_way(most), steps()
     columns = (
         "network",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from .content import TERMS, Content, Section
 from .tables import Table, sources
 
+MADE = "Made by `momentumrnn report`"
 _LATEX = {
     "\\": r"\textbackslash{}",
     "±": r"$\pm$",
@@ -62,9 +63,7 @@ def as_markdown(table: Table) -> str:
 def results(found: Content, pictures: Sequence[str]) -> str:
     """The report for whoever reads text; pictures: names of files in figures/."""
     parts = ["# Results", " ".join(found.summary)]
-    parts.append(
-        "Made by `momentumrnn report`; the page with curves to look into is report.html beside this file."
-    )
+    parts.append(f"{MADE}; the page with curves to look into is report.html beside this file.")
     overview = [("", "what it shows", "state"), ("---",) * 3]
     overview += [(f"[{each.heading}](#{anchor(each)})", each.title, each.status) for each in found.sections]
     parts.append("\n".join(f"| {' | '.join(row)} |" for row in overview))
