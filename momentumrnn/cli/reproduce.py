@@ -45,8 +45,11 @@ def run(options: Any, args: Sequence[str]) -> int:
         device = choose(options.device or ("cpu" if demo else None))
         # What can't be is said before hours of training, not after.
         files = benchmarks(options.bench)
+        absent = _absent(wanted, options.data)
         if not options.plan:
             check(options.out)
+            if wanted and len(absent) == len(wanted):
+                raise RunError(next(iter(absent.values())))
             options.root.mkdir(parents=True, exist_ok=True)
     except (ReportError, RunError) as error:
         return refuse(f"reproduce: {error}", 1)
@@ -55,11 +58,14 @@ def run(options: Any, args: Sequence[str]) -> int:
         return refuse(f"reproduce: --root: {expected}, got {str(options.root)!r}: {error.strerror}", 1)
     console = Console(width=None if sys.stdout.isatty() else 170)
     measured = [table for table in shown if table.name in MEASURED]
+    for text in dict.fromkeys(absent.values()):
+        _say(console, f"{sum(why == text for why in absent.values())} rows can't be run: {text}")
     if options.plan:
         return _plan(console, wanted, chosen, options, device, bool(measured))
     if lacking():
         _say(console, f"There will be no page: {lacking()}")
-    failed: list[str] = []
+    failed = [f"{len(absent)} rows lack data"] if absent else []
+    wanted = [each for each in wanted if each.name not in absent]
     try:
         for i, each in enumerate(wanted, 1):
             title = f"{i}/{len(wanted)} {each.name}"
@@ -76,6 +82,21 @@ def run(options: Any, args: Sequence[str]) -> int:
     except (ReportError, RunError) as error:
         return refuse(f"reproduce: {error}", 1)
     return refuse(f"reproduce: {'; '.join(failed)}", 1) if failed else 0
+
+
+def _absent(wanted: list[Entry], data: Path | None) -> dict[str, str]:
+    """The rows whose data are missing, and what is to be done about it."""
+    why: dict[type, str] = {}
+    for each in wanted:
+        task = each.config.task
+        if type(task) not in why:
+            try:
+                task.load(data)
+                why[type(task)] = ""
+            except DataError as error:
+                why[type(task)] = str(error)
+    found = {each.name: why[type(each.config.task)] for each in wanted}
+    return {name: text for name, text in found.items() if text}
 
 
 def _train(
@@ -100,7 +121,7 @@ def _train(
                 watcher=watcher,
                 command=recorded(args),
             )
-    except (RunError, DataError) as error:
+    except RunError as error:
         # One row that can't go on is no reason to leave the others.
         _say(console, f"{title}: {error}")
         return [f"{each.name} failed"]
