@@ -253,7 +253,7 @@ def test_lessons_follow_the_numbers():
 def test_the_default_seeds_are_as_the_help_says(capsys, monkeypatch):
     monkeypatch.setattr(plan, "epoch_seconds", lambda *_: 1.0)
     assert go("demo", "--plan") == 0
-    assert capsys.readouterr().out.count("seeds 0-4") == len(NETWORKS)
+    assert capsys.readouterr().out.count("seeds 0-2") == len(NETWORKS)
     assert go("figure4", "--plan", "--device", "cpu", "--rows", *ROWS) == 0
     assert capsys.readouterr().out.count("seeds 0-4") == len(ROWS)
 

@@ -20,7 +20,7 @@ import torch
 from test_folders import bits, contents
 
 import momentumrnn as mr
-from momentumrnn.experiments import MNIST, Adding, Copying, configure, load, train, trainer
+from momentumrnn.experiments import Adding, Copying, configure, load, train, trainer
 from momentumrnn.experiments.folders import Folder, RunError
 from momentumrnn.experiments.models import build
 from momentumrnn.experiments.replicas import Replicas

@@ -29,7 +29,8 @@ def run(options: Any, args: Sequence[str]) -> int:
     """Carry out the command; returns its exit code."""
     demo = options.what == "demo"
     try:
-        chosen = seeds(options.seeds)
+        default = "0-2" if demo else "0-4"
+        chosen = seeds(default if options.seeds is None else options.seeds)
         for name in ("epochs", "threads"):
             value = getattr(options, name)
             if value is not None and value < 1:

@@ -6,7 +6,7 @@ A Config is data: `to_json` and `from_json` are inverse, and its `id` names the 
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from numbers import Integral, Real
 from typing import Any
@@ -117,15 +117,7 @@ class Config:
     @property
     def id(self) -> str:
         """The name of its runs, the seed left out: what it is in words, and a hash of all that matters."""
-        words = [type(self.task), type(self.cell), *([type(self.momentum)] if self.momentum else [])]
-        kind = "orthogonal-" if self.orthogonal else ""
-        slug = kind + "-".join(word.__name__.lower() for word in words)
-        own = {key: value for key, value in self.to_json().items() if key not in SAME_RUN}
-        # What is idle makes no other run.
-        own |= {} if self.optimizer == "rmsprop" else {"alpha": _DEFAULTS["alpha"]}
-        own |= {} if self.orthogonal else {"orthogonal_lr": _DEFAULTS["orthogonal_lr"]}
-        digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
-        return f"{slug}-{self.hidden_size}-{digest[:10]}"
+        return identity(self.to_json())
 
     def to_json(self) -> dict[str, Any]:
         """All fields; descriptions as they are spelt."""
@@ -140,6 +132,19 @@ class Config:
             odd = sorted(set(values) ^ names)
             raise ValueError(f"a config should have the fields {sorted(names)}, differs in {odd}")
         return cls(**{key: read(key, value, own) for key, value in values.items()})
+
+
+def identity(values: Mapping[str, Any]) -> str:
+    """The id of the Config of which `to_json` gave these, whoever's classes describe it."""
+    names = [str(values[key]).partition("(")[0].rpartition(".")[2] for key in ("task", "cell", "momentum")]
+    slug = "-".join(name.lower() for name in names if name != "None")
+    own = {key: value for key, value in values.items() if key not in SAME_RUN}
+    # What is idle makes no other run.
+    own |= {} if values["optimizer"] == "rmsprop" else {"alpha": _DEFAULTS["alpha"]}
+    own |= {} if values["orthogonal"] else {"orthogonal_lr": _DEFAULTS["orthogonal_lr"]}
+    digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
+    kind = "orthogonal-" if values["orthogonal"] else ""
+    return f"{kind}{slug}-{values['hidden_size']}-{digest[:10]}"
 
 
 def read(name: str, value: Any, own: Sequence[type] = ()) -> Any:

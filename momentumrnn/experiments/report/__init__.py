@@ -1,6 +1,7 @@
 """The report: from run folders to one page, Markdown, pictures and tables. A pure function of its files."""
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import __version__
-from ..exhibits import GRID_MU, GRID_STEP, GRIDS
+from ..exhibits import EXHIBITS, GRID_MU, GRID_STEP, GRIDS
 from ..folders import write_whole
 from .bars import Bars
 from .content import Content, Section, content
@@ -44,14 +45,19 @@ def report(roots: Sequence[Path], out: Path, bench: Sequence[Path] = ()) -> Path
     drawings = {_of(n): files[n] for n in files if n in _DRAWN}
     pictures = sorted(Path(name).name for name in files if name.startswith("figures/"))
     # First what tells that a folder is a report's, and the page last.
-    files = {"results.md": results(found, pictures).encode(), **files}
-    files["report.html"] = page(found, drawings, beside, __version__).encode()
+    files = {"results.md": _bytes(results(found, pictures)), **files}
+    files["report.html"] = _bytes(page(found, drawings, beside, __version__))
     _write(out, files)
     return out / "report.html"
 
 
-_OURS = re.compile(r"(table\d+|figure\d+|demo|speed|others|runs)(-\d+)?\.(svg|pdf|csv|tex)")
+_OURS = re.compile(rf"({'|'.join(EXHIBITS)}|demo|speed|others|runs)(-\d+)?\.(svg|pdf|csv|tex)")
 _DRAWN = ("figures/figure1.svg", "figures/figure7.svg", "figures/figure8.svg")
+
+
+def _bytes(text: str) -> bytes:
+    # Names of files may be in no encoding.
+    return text.encode(errors="replace")
 
 
 def lacking() -> str:
@@ -64,7 +70,7 @@ def check(out: Path) -> None:
     """Refuse a place that is not a report's: nothing there is to be lost."""
     try:
         there = [path.name for path in out.iterdir() if not path.name.startswith(".")]
-        mine = not there or MADE in (out / "results.md").read_text()
+        mine = not there or MADE in (out / "results.md").read_text("utf-8")
     except FileNotFoundError:
         mine = not out.exists()
     except (OSError, UnicodeDecodeError):
@@ -88,6 +94,12 @@ def _costs(roots: Sequence[Path]) -> list[Mapping[str, Any]]:
             found = json.loads(path.read_bytes())
             device, date = str(found["device"]), str(found["date"])
             rows = {str(name): dict(row) for name, row in found["rows"].items()}
+            values = [row[key] for row in rows.values() for key in ("train_ms", "eval_ms")]
+            values += [
+                v for row in rows.values() for k in ("train_mb", "eval_mb") if (v := row[k]) is not None
+            ]
+            if not all(0 < value < math.inf for value in values):
+                raise ValueError
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             raise ReportError(
                 f"{path} should be what `momentumrnn reproduce table14` wrote: move it away"
@@ -107,8 +119,8 @@ def _files(found: Content) -> dict[str, bytes]:
         for name, figure in drawn.items():
             files |= {f"figures/{name}.{kind}": figures.saved(figure, kind) for kind in ("svg", "pdf")}
         for table in section.tables:
-            files[f"tables/{table.name}.csv"] = as_csv(table).encode()
-            files[f"tables/{table.name}.tex"] = as_latex(table).encode()
+            files[f"tables/{table.name}.csv"] = _bytes(as_csv(table))
+            files[f"tables/{table.name}.tex"] = _bytes(as_latex(table))
     return files
 
 
@@ -130,7 +142,7 @@ def _write(out: Path, files: Mapping[str, bytes]) -> None:
     """Each file whole or not at all, the page last; what an older report left of ours is taken away."""
     for folder in ("figures", "tables"):
         for path in sorted((out / folder).glob("*.*")):
-            if _OURS.fullmatch(path.name) and f"{folder}/{path.name}" not in files:
+            if _OURS.fullmatch(path.name) and path.is_file() and f"{folder}/{path.name}" not in files:
                 path.unlink()
     for name, written in files.items():
         write_whole(out / name, written)

@@ -1,6 +1,7 @@
 """What the report shows as bars: speed from files of `momentumrnn bench`, cost from those of table 14."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +75,10 @@ def _case(case: Mapping[str, Any], date: str, file: str) -> _Case | None:
     key = "training_graph_ms" if rows["ours"].get("training_graph_ms") else "training_ms"
     momentum = case["momentum"].partition("(")[0].replace("None", "plain")
     label = f"{case['shape']} {case['cell']}, {momentum}"
-    return _Case(label, float(rows["ours"][key]), rows.get("torch", {}).get(key), date, file)
+    times = [rows.get(name, {}).get(key) for name in ("ours", "torch")]
+    if not all(time is None or 0 < time < math.inf for time in times) or times[0] is None:
+        return None
+    return _Case(label, times[0], times[1], date, file)
 
 
 def cost(exhibit: Exhibit, found: Mapping[str, Any]) -> Bars:

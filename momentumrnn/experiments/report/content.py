@@ -63,9 +63,7 @@ def _summary(runs: Runs) -> tuple[str, ...]:
         for state, words in STATES.items()
         if state not in COUNTED and counts[state]
     ]
-    devices = sorted(
-        {str(seed.result["device"]) for seed in runs.folders if seed.result and "device" in seed.result}
-    )
+    devices = sorted({seed.made("device") for seed in runs.folders} - {""})
     lines = [
         f"{sum(counts[state] for state in COUNTED)} runs of one seed each: {', '.join(counted) or 'none'}."
     ]

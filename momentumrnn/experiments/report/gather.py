@@ -4,12 +4,15 @@ Numbers come from metrics.jsonl alone; result.json must agree with it.
 """
 
 import json
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ..config import Config
+from ..config import Config, identity
 from ..folders import RunError, read_json, running
 from ..trainer import selected
 
@@ -44,13 +47,19 @@ class Seed:
 
     @property
     def id(self) -> str:
-        return self.path.name.rpartition("-s")[0] if self.config is None else self.config.id
+        return identity(self.given)
+
+    def made(self, key: str) -> str:
+        """What its result says of its making: "device", "commit" or "command"; "" if nothing."""
+        value = (self.result or {}).get(key)
+        return value if isinstance(value, str) else ""
 
     @property
     def metric(self) -> str:
         """ "accuracy" or "loss"."""
-        named = None if self.result is None else self.result.get("metric")
-        return str(named or "loss") if self.config is None else self.config.task.metric
+        if self.config is not None:
+            return self.config.task.metric
+        return "accuracy" if any("test_accuracy" in line for line in self.epochs) else "loss"
 
 
 @dataclass(frozen=True)
@@ -92,7 +101,10 @@ def gather(roots: Sequence[Path]) -> Runs:
     """What lies in these folders; the same files give the same answer."""
     found: list[Seed] = []
     by_id: dict[str, dict[int, Seed]] = {}
-    for each in (read(path) for root in roots for path in _candidates(root)):
+    paths: dict[Path, Path] = {}
+    for path in (path for root in roots for path in _candidates(root)):
+        paths.setdefault(path.resolve(), path)
+    for each in map(read, paths.values()):
         if each.state in ("damaged", "foreign"):
             found.append(each)
             continue
@@ -101,12 +113,14 @@ def gather(roots: Sequence[Path]) -> Runs:
         if other is None:
             held[each.seed] = each
         else:
-            # Of two the longer one counts, of equals the first.
-            kept, rest = (each, other) if len(each.epochs) > len(other.epochs) else (other, each)
+            # Of two the longer one counts, of these the one that is over, of equals the first.
+            kept, rest = (each, other) if _rank(each) > _rank(other) else (other, each)
             held[each.seed] = kept
             same = _numbers(rest) == _numbers(kept)[: len(rest.epochs)]
             state = "doubled" if same else "conflict"
-            odd = replace(rest, state=state, reason=f"{rest.state}; beside {kept.path.name}")
+            odd = replace(
+                rest, state=state, reason=f"{rest.state}; beside {kept.path.parent.name}/{kept.path.name}"
+            )
             found = [odd if seed is rest else seed for seed in found]
             each = odd if each is rest else each
         found.append(each)
@@ -147,12 +161,13 @@ class _OddError(ValueError):
 
 
 def _candidates(root: Path) -> Iterator[Path]:
-    """Folders that may be runs: those with a config.json, and those beside them."""
+    """Folders that may be runs: those with a config.json, and those beside them that are no report."""
     runs = {path.parent for path in root.rglob("config.json")} - {root}
     parents = {path.parent for path in runs} | {root}
     beside = {path for parent in parents for path in parent.iterdir() if path.is_dir()}
     holding = {parent for path in runs for parent in path.parents}
-    yield from sorted(runs | {path for path in beside - holding if not path.name.startswith(".")})
+    others = {path for path in beside - holding - runs if not path.name.startswith(".")}
+    yield from sorted(runs | {path for path in others if not (path / "results.md").exists()})
 
 
 def _read(path: Path) -> Seed:
@@ -161,7 +176,7 @@ def _read(path: Path) -> Seed:
         return Seed(path, "foreign", "it has no config.json")
     known = isinstance(given, dict) and isinstance(given.get("config"), dict)
     seed = given.get("seed") if known else None
-    if not isinstance(seed, int) or not isinstance(given["config"].get("epochs"), int):
+    if type(seed) is not int or not 0 <= seed < 2**32 or type(given["config"].get("epochs")) is not int:
         return Seed(path, "foreign", "its config.json is of another kind")
     try:
         config: Config | None = Config.from_json(given["config"])
@@ -169,17 +184,18 @@ def _read(path: Path) -> Seed:
         if not str(error).startswith(("task:", "cell:", "momentum:", "init:")):
             return Seed(path, "foreign", f"its config.json is of another kind or version: {error}")
         config = None  # described by classes of the user's
-    if config is not None and path.name != f"{config.id}-s{seed}" and _is_named(path):
-        raise _OddError(f"its config.json is that of {config.id}-s{seed}")
+    name = f"{identity(given['config'])}-s{seed}"
+    # Copies may have names of their own.
+    if path.name != name and _NAME.fullmatch(path.name):
+        raise _OddError(f"its config.json is that of {name}")
+    # A run may end meanwhile: first its result, of which the metrics have all.
+    alive, result = running(path), read_json(path / "result.json")
     lines = _lines(path)
     epochs = [line for line in lines if "epoch" in line]
-    if [line["epoch"] for line in epochs] != list(range(1, len(epochs) + 1)):
-        raise _OddError("metrics.jsonl does not count its epochs from 1 by 1")
-    result = read_json(path / "result.json")
     if result is not None:
         _check(result, epochs, config, seed)
     wanted = given["config"]["epochs"]
-    if running(path):
+    if alive:
         state, reason = "running", f"epoch {len(epochs)} of {wanted}"
     elif result is not None and result["frozen"]:
         state, reason = "frozen", f"at step {result['frozen']['step']}"
@@ -191,10 +207,11 @@ def _read(path: Path) -> Seed:
     return Seed(path, state, reason, config, given["config"], seed, epochs, steps, result)
 
 
-def _is_named(path: Path) -> bool:
-    """Whether its name is that of a run; copies have names of their own."""
-    head, _, seed = path.name.rpartition("-s")
-    return seed.isdecimal() and len(head.rpartition("-")[2]) == 10
+_NAME = re.compile(r"[a-z0-9_-]+-\d+-[0-9a-f]{10}-s\d+")
+
+
+def _rank(seed: Seed) -> tuple[int, int]:
+    return len(seed.epochs), ("short", "running", "frozen", "done").index(seed.state)
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -210,33 +227,53 @@ def _lines(path: Path) -> list[dict[str, Any]]:
         found = [json.loads(line) for line in whole]
     except (ValueError, RecursionError):
         found = [None]
-    if not all(isinstance(line, dict) and isinstance(line.get("step"), int) for line in found):
+    if not all(isinstance(line, dict) and type(line.get("step")) is int for line in found):
         raise _OddError("metrics.jsonl should have a JSON object with a step in each line")
-    if any(not isinstance(line.get("train_loss"), float) for line in found if "epoch" in line):
-        raise _OddError("metrics.jsonl should have a train_loss for each epoch")
+    epochs = [line for line in found if "epoch" in line]
+    if [line["epoch"] for line in epochs] != list(range(1, len(epochs) + 1)):
+        raise _OddError("metrics.jsonl does not count its epochs from 1 by 1")
+    for lines in ([line for line in found if "epoch" not in line], epochs):
+        steps = [0, *(line["step"] for line in lines)]
+        if any(later <= former for former, later in pairwise(steps)):
+            raise _OddError("metrics.jsonl has steps that don't rise")
+    if any(line["step"] != line["epoch"] * epochs[0]["step"] for line in epochs):
+        raise _OddError("metrics.jsonl has epochs of several lengths")
+    for line in found:
+        needed = line.get("train_loss" if "epoch" in line else "loss")
+        if needed is None or not all(_is_number(key, value) for key, value in line.items()):
+            raise _OddError(f"metrics.jsonl has something odd at step {line['step']}")
     return found
+
+
+def _is_number(key: str, value: Any) -> bool:
+    """Whether a value can be; null stands for one that was not finite."""
+    if value is None:
+        return True
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return False
+    return 0 <= value <= 1 if key.endswith("_accuracy") else True
 
 
 def _check(result: Any, epochs: list[dict[str, Any]], config: Config | None, seed: int) -> None:
     """Refuse a result that is of another run, or says what the metrics don't."""
     if not isinstance(result, dict) or not {"id", "seed", "epochs", "frozen", "selected"} <= set(result):
         raise _OddError("result.json is of another kind")
-    frozen = result["frozen"]
-    if frozen is not None and not (isinstance(frozen, dict) and isinstance(frozen.get("step"), int)):
+    frozen, count, lines = result["frozen"], result["epochs"], result["selected"]
+    if frozen is not None and not (isinstance(frozen, dict) and type(frozen.get("step")) is int):
         raise _OddError("result.json should say at which step it was frozen")
     if result["seed"] != seed or (config is not None and result["id"] != config.id):
         raise _OddError(f"result.json is that of {result['id']}-s{result['seed']}")
-    if not isinstance(result["epochs"], int) or result["epochs"] > len(epochs):
-        raise _OddError(f"result.json has {result['epochs']} epochs, metrics.jsonl {len(epochs)}")
-    if not isinstance(result["selected"], dict) or any(
-        line is not None and line not in epochs for line in result["selected"].values()
-    ):
+    if type(count) is not int or not 0 <= count <= len(epochs):
+        raise _OddError(f"result.json has {count} epochs, metrics.jsonl {len(epochs)}")
+    if not isinstance(lines, dict) or any(line not in [None, *epochs] for line in lines.values()):
         raise _OddError("result.json has a line for an epoch that metrics.jsonl has not")
-    if config is not None:
-        for part, rule in (("validation", "by_validation"), ("test", "by_test")):
-            line = selected(epochs[: result["epochs"]], config.task.metric, part)
-            if result["selected"].get(rule) != line:
-                raise _OddError(f"result.json has another best epoch ({rule}) than metrics.jsonl")
+    if lines.get("last") != (epochs[count - 1] if count else None):
+        raise _OddError("result.json has another last epoch than metrics.jsonl")
+    if config is None:
+        return  # how it selects is the user's
+    for part, rule in (("validation", "by_validation"), ("test", "by_test")):
+        if lines.get(rule) != selected(epochs[:count], config.task.metric, part):
+            raise _OddError(f"result.json has another best epoch ({rule}) than metrics.jsonl")
 
 
 def _numbers(seed: Seed) -> list[dict[str, Any]]:

@@ -66,11 +66,11 @@ def verdict(values: Sequence[float], paper: Published) -> str:
     if len(values) < 2:
         return "one seed: no verdict"
     difference = mean(values) - paper.value
-    if abs(difference) <= paper.rounding:
+    # A hair more, for what is on a border but for the rounding of numbers here.
+    if paper.rounding and abs(difference) <= paper.rounding * (1 + 1e-9):
         return "the same, as printed"
     unit = stdev(values) if paper.std is None else paper.std
     for count, words in ((1, "within one sd"), (2, "within two sd")):
-        # A hair more, for a difference that is so many deviations but for rounding.
         if abs(difference) - paper.rounding <= count * unit * (1 + 1e-9):
             return words
     return "higher" if difference > 0 else "lower"

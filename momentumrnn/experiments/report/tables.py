@@ -129,7 +129,7 @@ def _of_run(line: Line, row: Recipe, found: Outcome, with_momentum: Outcome | No
             interval = against_seeds(theirs, own)
             words = compared(interval, 1 if accuracy else -1)
         else:
-            words = "the network with momentum was not run"
+            words = "the network with momentum is not at its end"
     elif own and line.published:
         interval = against_paper(list(own.values()), line.published[0])
         words = verdict(list(own.values()), line.published[0])
@@ -137,8 +137,10 @@ def _of_run(line: Line, row: Recipe, found: Outcome, with_momentum: Outcome | No
             words = f"{words} (quoted)"
     elif own:
         words = "no number printed"
+    elif found.frozen:
+        words = "failed"
     elif found:
-        words = SHORT
+        words = SHORT if any(found.short.values()) else "begun"
     if interval is not None:
         data |= {"difference": interval.value, "low": interval.low, "high": interval.high}
     data |= {"verdict": words, "missing": _missing(found)}
@@ -310,8 +312,12 @@ def _minutes(exhibit: Exhibit, found: Mapping[str, Any], runs: Runs) -> Table:
             reached = [epoch for epoch in needed.values() if epoch is not None]
             if name != line.recipe and not needed:
                 continue
-            late = [str(n) for n, epoch in needed.items() if epoch is None]
+            whole = outcome(runs.of(row.config), row.config.epochs).seeds
+            late = [str(n) for n, epoch in needed.items() if epoch is None and n in whole]
             shown = f"{mean(reached):.1f} ({len(reached)})" if reached else NOT_RUN if not needed else ""
+            open_ = [str(n) for n, epoch in needed.items() if epoch is None and n not in whole]
+            if open_:
+                shown = f"{shown}; not yet: seed {', '.join(open_)}".removeprefix("; ")
             if late:
                 shown = f"{shown}; not reached: seed {', '.join(late)}".removeprefix("; ")
             times = [
@@ -353,7 +359,7 @@ def epochs_to(seed: Seed, goal: float, epochs: int) -> int | None:
 
 def demo(runs: Runs) -> Table:
     """The small comparison that needs no data: every network that was run, none more."""
-    most = max(1, *(len(seed.epochs) for _, seeds in demo_runs(runs) for seed in seeds.values()))
+    most = max([1, *(len(seed.epochs) for _, seeds in demo_runs(runs) for seed in seeds.values())])
     half, n = half_way(most), steps()
     columns = (
         "network",
@@ -428,11 +434,10 @@ def folders(runs: Runs) -> Table:
     rows = []
     groups: dict[tuple[str, ...], list[Seed]] = {}
     for seed in runs.folders:
-        result = seed.result or {}
         counted = seed.state in ("done", "short", "running", "frozen")
         name = seed.id if counted else seed.path.name
         state = seed.state if seed.state == "done" and not seed.reason else f"{seed.state}: {seed.reason}"
-        key = (name, state, result.get("device", ""), result.get("commit") or "", result.get("command", ""))
+        key = (name, state, *(seed.made(what) for what in ("device", "commit", "command")))
         groups.setdefault(key, []).append(seed)
     for (name, state, device, commit, command), seeds in groups.items():
         numbers = sorted(seed.seed for seed in seeds if seed.seed >= 0)
@@ -464,7 +469,10 @@ def others(runs: Runs, known: set[str]) -> Table:
             (_spread(found.best, digits, count=True) if found else "") or "-",
             (_spread(found.valid, digits) if found else "") or "-",
         )
-        rows.append(Row(cells, {"run": name, "epochs": most}))
+        data: dict[str, Any] = {"run": name, "epochs": most}
+        for kind, values in (("best", found.best), ("by_validation", found.valid)) if found else ():
+            data |= {f"{kind}_seed_{seed}": value for seed, value in values.items()}
+        rows.append(Row(cells, data))
     return Table("others", columns, tuple(rows))
 
 

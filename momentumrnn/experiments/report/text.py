@@ -51,13 +51,20 @@ def as_latex(table: Table) -> str:
 
 
 def _latex(text: str) -> str:
-    return "".join(_LATEX.get(sign, sign) for sign in text)
+    return "".join(_LATEX.get(sign, sign) for sign in _line(text))
+
+
+def _line(text: str) -> str:
+    """On one line, whatever it was."""
+    return " ".join(text.split())
 
 
 def as_markdown(table: Table) -> str:
     """The table as it is shown."""
     rows = [table.columns, ("---",) * len(table.columns), *(row.cells for row in table.rows)]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows)
+    return "\n".join(
+        f"| {' | '.join(_line(cell).replace('|', chr(92) + '|') for cell in row)} |" for row in rows
+    )
 
 
 def results(found: Content, pictures: Sequence[str]) -> str:

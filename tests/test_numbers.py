@@ -1,0 +1,219 @@
+"""Means, intervals and verdicts: against scipy called in another way, and at their borders."""
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from momentumrnn.experiments.exhibits import EXHIBITS
+from momentumrnn.experiments.paper import RECIPES, Published
+from momentumrnn.experiments.report.numbers import Interval, against_paper, against_seeds, compared, verdict
+
+stats = pytest.importorskip("scipy.stats", reason="the report needs the extra momentumrnn[all]")
+
+for_all = settings(derandomize=True, deadline=None, max_examples=60, database=None)
+close = partial(pytest.approx, rel=1e-6, abs=1e-9)
+# To four digits, as accuracies in per cent are: differences are large beside rounding, or none.
+accuracies = st.integers(0, 10_000).map(lambda k: k / 100)
+sets = st.lists(accuracies, min_size=2, max_size=7)
+by_seed = st.dictionaries(st.integers(0, 9), accuracies, min_size=2, max_size=7)
+printed = st.builds(Published, accuracies, st.integers(1, 200).map(lambda k: k / 100))
+NO_SD = Published(2.0)
+PRINTED_CURVES = [p for row in RECIPES.values() for p in row.published]
+EVERY = [p for each in EXHIBITS.values() for line in each.lines for p in line.published]
+PRINTED = [p for p in dict.fromkeys(EVERY) if p.std is not None]
+
+
+def of_five(paper):
+    """Five values with the printed mean and the printed sample deviation."""
+    z = np.array([-2.0, -1.0, 0.0, 1.0, 2.0])
+    return paper.value + paper.std * z / z.std(ddof=1)
+
+
+def ends(result):
+    found = result.confidence_interval(confidence_level=0.95)
+    return found.low, found.high
+
+
+@for_all
+@given(sets, printed)
+def test_against_the_paper(values, paper):
+    """Welch's interval, as if the paper's five values were there."""
+    assume(len(set(values)) > 1)
+    theirs = of_five(paper)
+    assert (theirs.mean(), theirs.std(ddof=1)) == close((paper.value, paper.std))
+    found = against_paper(values, paper)
+    assert found.value == close(np.mean(values) - paper.value)
+    assert (found.low, found.high) == close(ends(stats.ttest_ind(values, theirs, equal_var=False)))
+
+
+@for_all
+@given(sets, accuracies)
+def test_against_a_number_without_deviation(values, value):
+    """It is exact: the interval is that of our mean alone."""
+    assume(len(set(values)) > 1)
+    found = against_paper(values, Published(value))
+    low, high = ends(stats.ttest_1samp(values, value))
+    assert (found.low, found.high) == close((low - value, high - value))
+
+
+def test_against_a_mean_without_spread():
+    """Ours are all the same: what varies is the paper's."""
+    found = against_paper([93.0] * 3, Published(93.4, 0.25))
+    low, high = ends(stats.ttest_1samp(of_five(Published(93.4, 0.25)), 0))
+    assert (found.low, found.high) == close((93.0 - high, 93.0 - low))
+    assert against_paper([93.0] * 3, Published(93.5)) == Interval(-0.5, -0.5, -0.5)
+
+
+@for_all
+@example({0: 1.0, 1: 2.5, 2: 1.5}, {2: 3.0, 6: 7.0, 7: 4.5})
+@given(by_seed, by_seed)
+def test_seed_by_seed(values, others):
+    """Paired over the seeds that both have; without two of these, Welch's of two sets."""
+    common = sorted(values.keys() & others.keys())
+    if len(common) > 1:
+        first, second = ([each[seed] for seed in common] for each in (values, others))
+        test, varying = stats.ttest_rel, [np.subtract(first, second)]
+    else:
+        first, second = list(values.values()), list(others.values())
+        test, varying = partial(stats.ttest_ind, equal_var=False), [first, second]
+    found = against_seeds(values, others)
+    assert found.value == close(np.mean(first) - np.mean(second))
+    # scipy minds what does not vary.
+    assume(all(np.std(each) > 1e-9 for each in varying))
+    assert (found.low, found.high) == close(ends(test(first, second)))
+
+
+@for_all
+@given(by_seed, by_seed, accuracies)
+def test_seed_by_seed_has_symmetries(values, others, shift):
+    found, turned = against_seeds(values, others), against_seeds(others, values)
+    assert (-found.high, -found.value, -found.low) == close((turned.low, turned.value, turned.high))
+    moved = against_seeds({k: v + shift for k, v in values.items()}, others)
+    assert (moved.low, moved.high) == close((found.low + shift, found.high + shift))
+
+
+def test_seeds_that_one_side_lacks_do_not_count():
+    values, others = {0: 2.0, 1: 3.5, 2: 4.0}, {0: 1.0, 1: 2.0, 2: 1.0}
+    assert against_seeds(values | {7: 1e6}, others | {8: -1e6}) == against_seeds(values, others)
+
+
+@pytest.mark.parametrize(
+    ("values", "others"),
+    [({0: 3.0}, {0: 1.0}), ({0: 3.0}, {0: 1.0, 1: 1.5}), ({0: 3.0, 1: 2.0}, {1: 1.0}), ({5: 3.0}, {0: 1.0})],
+)
+def test_one_seed_on_a_side_has_no_interval(values, others):
+    difference = np.mean(list(values.values())) - np.mean(list(others.values()))
+    assert against_seeds(values, others) == Interval(difference)
+    assert compared(against_seeds(values, others), 1) == "one seed: no verdict"
+
+
+def test_one_seed_against_the_paper():
+    assert against_paper([93.5], Published(93.0, 0.25)) == Interval(0.5)
+    assert against_paper([93.5], Published(93.0)) == Interval(0.5)
+
+
+def test_the_interval_covers_what_it_should():
+    """In 95 of 100 experiments with the same truth on both sides the difference of 0 is in it."""
+    draw, covered = np.random.default_rng(0), 0
+    for _ in range(2000):
+        theirs = draw.normal(90, 2, 5)
+        found = against_paper(draw.normal(90, 1, 4).tolist(), Published(theirs.mean(), theirs.std(ddof=1)))
+        covered += found.low <= 0 <= found.high
+    assert 0.935 < covered / 2000 < 0.97
+
+
+@for_all
+@given(st.lists(st.floats(2**-149, 2**127, width=32), min_size=2, max_size=6), st.sampled_from([None, 0.25]))
+def test_any_loss_has_an_interval(values, std):
+    """However small or large float32 has it."""
+    found = against_paper(values, Published(0.162, std))
+    assert found.low <= found.value <= found.high
+    assert all(map(math.isfinite, (found.low, found.value, found.high)))
+    words = ("the same, as printed", "within one sd", "within two sd", "higher", "lower")
+    assert verdict(values, Published(0.162, std)) in words
+
+
+@pytest.mark.parametrize("paper", PRINTED, ids=lambda p: f"{p.value}±{p.std}")
+def test_verdicts_at_their_borders(paper):
+    """A difference of exactly one or two deviations is within them, whatever the digits do."""
+    for sign, beyond in ((1, "higher"), (-1, "lower")):
+        for count, words in (
+            (0.001, "within one sd"),
+            (1, "within one sd"),
+            (1.001, "within two sd"),
+            (2, "within two sd"),
+            (2.001, beyond),
+            (100, beyond),
+        ):
+            assert verdict([paper.value + sign * count * paper.std] * 3, paper) == words, (count, sign)
+
+
+def test_verdicts_are_of_the_mean():
+    """The spread of ours has no say where the paper prints one."""
+    paper = Published(93.4, 0.25)
+    assert verdict([90.0, 97.0], paper) == "within one sd"
+    assert verdict([93.9, 93.9], paper) == "within two sd"
+    assert verdict([93.9 + 1e-6, 93.9 + 1e-6], paper) == "higher"
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([1.0, 3.5], "within one sd"),
+        ([2.0, 4.0, 3.0], "within one sd"),
+        ([3.0, 5.0, 4.0], "within two sd"),
+        ([3.1, 5.1, 4.1], "higher"),
+        ([-1.1, 0.9, -0.1], "lower"),
+        ([2.5, 2.5], "higher"),
+        ([1.5, 1.5], "lower"),
+    ],
+)
+def test_verdicts_without_a_printed_deviation(values, words):
+    """In ours, which is 1 where it is not 0; exactly so many are within."""
+    assert verdict(values, NO_SD) == words
+
+
+@pytest.mark.parametrize("paper", [p for p in dict.fromkeys(PRINTED_CURVES) if p.rounding], ids=repr)
+def test_verdicts_are_no_finer_than_the_digits(paper):
+    """What may have been rounded to the printed number is the same; beyond that, in our deviations."""
+    assert 2 * paper.rounding == pytest.approx(10.0 ** -len(str(paper.value).partition(".")[2]))
+    unit = 1e-4
+    for sign, beyond in ((1, "higher"), (-1, "lower")):
+        for difference, words in (
+            (0, "the same, as printed"),
+            (0.999 * paper.rounding, "the same, as printed"),
+            (paper.rounding, "the same, as printed"),
+            (paper.rounding + 0.999 * unit, "within one sd"),
+            (paper.rounding + 1.999 * unit, "within two sd"),
+            (paper.rounding + 2.001 * unit, beyond),
+        ):
+            value = paper.value + sign * difference
+            assert verdict([value - unit, value, value + unit], paper) == words, (difference, sign)
+
+
+@pytest.mark.parametrize("paper", [Published(93.4, 0.25), NO_SD])
+def test_one_seed_has_no_verdict(paper):
+    for value in (paper.value, 0.0, 1e6):
+        assert verdict([value], paper) == "one seed: no verdict"
+
+
+@pytest.mark.parametrize(
+    ("interval", "more", "less"),
+    [
+        (Interval(1.0, 0.5, 1.5), "momentum better", "control better"),
+        (Interval(-1.0, -1.5, -0.5), "control better", "momentum better"),
+        (Interval(1.0, 0.0, 2.0), "no difference seen", "no difference seen"),
+        (Interval(-1.0, -2.0, 0.0), "no difference seen", "no difference seen"),
+        (Interval(0.0, 0.0, 0.0), "no difference seen", "no difference seen"),
+        (Interval(1.0, 1.0, 1.0), "momentum better", "control better"),
+        (Interval(1.0), "one seed: no verdict", "one seed: no verdict"),
+    ],
+)
+def test_compared(interval, more, less):
+    """Where more is better, and where less is."""
+    assert compared(interval, 1) == more
+    assert compared(interval, -1) == less
