@@ -15,7 +15,10 @@ import pytest
 import torch
 
 import momentumrnn
+from momentumrnn.experiments.cost import MODELS as COSTED
+from momentumrnn.experiments.exhibits import exhibit
 from momentumrnn.experiments.paper import recipe
+from momentumrnn.experiments.report.gather import gather, outcome
 
 ROOT = Path(__file__).parent.parent
 MODULES = [
@@ -169,6 +172,40 @@ def test_the_accuracies_are_those_of_the_runs():
             best = max(line["test_accuracy"] for line in curve if "epoch" in line)
             result = json.loads((folder / "result.json").read_text())
             assert result["selected"]["by_test"]["test_accuracy"] == best
+
+
+def test_the_losses_are_those_of_the_runs():
+    """Of the table of adding and copying in docs/training.md, by the report's own reading of results/runs."""
+    text = re.search(r"\| recipe \| training loss.*?\n\n", (ROOT / "docs/training.md").read_text(), re.DOTALL)[0]
+    rows = [row.strip("| ").split(" | ") for row in text.strip().split("\n")[2:]]
+    assert len(rows) == 17
+    runs = gather([ROOT / "results/runs"])
+    for name, *shown in rows:
+        config = recipe(name.strip("`")).config
+        found = outcome(runs.of(config), config.epochs)
+        assert found.seeds == (0, 1, 2, 3, 4)
+        values = [list(each.values()) for each in (found.trained, found.valid)]
+        assert shown == [f"{statistics.mean(each):.5f} ± {statistics.stdev(each):.5f}" for each in values]
+
+
+def test_the_costs_are_those_measured():
+    """Of the README's table, in results/runs/cost-nvidia-h200.json."""
+    rows = json.loads((ROOT / "results/runs/cost-nvidia-h200.json").read_text())["rows"]
+    text = re.search(r"\| a sample, permuted MNIST.*?\n\n", (ROOT / "README.md").read_text(), re.DOTALL)[0]
+    lines = [line.strip("| ").split(" | ") for line in text.strip().split("\n")[2:]]
+    assert [line[0] for line in lines] == list(COSTED)
+    for model, *shown in lines:
+        found = [
+            f"{rows[name][key]:.3g}" if (name := f"{kind}/{model}") in rows else "-"
+            for key in ("train_ms", "train_mb")
+            for kind in ("ours", "torch.nn", "listing")
+        ]
+        assert shown[:3] + shown[4:7] == found
+        printed = [next(x.published[0].value for x in exhibit(t).lines if x.model == model) for t in TABLES]
+        assert [shown[3], shown[7]] == [f"{value:g}" for value in printed]
+
+
+TABLES = ("table14", "table15")
 
 
 def test_the_training_steps_are_those_measured():

@@ -483,7 +483,7 @@ def printed(published: Sequence[Published], digits: int) -> str:
         value = f"{p.value:.{digits}f}" if digits == 2 else f"{p.value:g}"
         spread = "" if p.std is None else f" ± {p.std:.2f}"
         parts.append(f"{value}{spread}{f' ({QUOTED[p.source]})' if p.quoted else ''}")
-    return "; ".join(parts) or "no number"
+    return "; ".join(parts) or "-"
 
 
 def sources() -> list[str]:
