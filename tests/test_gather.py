@@ -294,7 +294,7 @@ def test_a_control_beside_its_network(tmp_path):
     assert found.data["difference"] == pytest.approx(1.75)
     low, high = stats.ttest_1samp([2.0, 1.5], 0).confidence_interval()
     assert (found.data["low"], found.data["high"]) == pytest.approx((low, high))
-    assert found.cells[4:] == ("", "92.50 ± 0.71 (2)", "", "+1.75 [-1.43, +4.93]", "no difference seen")
+    assert found.cells[4:] == ("", "92.50 ± 0.71 (2)", "-", "+1.75 [-1.43, +4.93]", "no difference seen")
     # With the step that is 1 the control is the baseline: one run, two rows.
     for seed in (0, 1):
         make(tmp_path, recipe(plain).config, seed, rising(0.9, 140))
@@ -354,7 +354,7 @@ def test_shorter_than_the_paper(tmp_path, result):
     assert found.cells[8] == "a curve, no verdict"
     (plot,) = [plot for plot in curves.plots(exhibit("table11"), runs) if plot.series]
     (line,) = plot.series
-    assert (line.epochs[-1], line.cut) == (20, "seed 0: 20 of 150 epochs")
+    assert (line.epochs[-1], line.cut) == (20, "20 of 150 epochs")
     assert line.middle[-1] == pytest.approx(93.0)
 
 

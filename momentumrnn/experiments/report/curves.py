@@ -14,15 +14,17 @@ from .tables import CONTROLS, demo_runs, lines, variants
 
 MOST = 400
 """Points of a line; where there are more, some are left out."""
-# Close to the paper's colours, from Okabe and Ito's, which the colour-blind can tell apart.
+# Close to the paper's colours and to Okabe and Ito's, which the colour-blind can tell apart; dark enough for
+# lines on white.
 COLOURS = {
     "LSTM": "#d55e00",
     "Momentum": "#0072b2",
     "Adam": "#009e73",
-    "RMSProp": "#e69f00",
-    "SR": "#56b4e9",
+    "RMSProp": "#bf8000",
+    "SR": "#3a9bd9",
     "released": "#cc79a7",
     "control": "#777777",
+    "released control": "#8c564b",
 }
 DASHES = {
     "as-released": "dash",
@@ -128,7 +130,8 @@ def _of_table(exhibit: Exhibit, runs: Runs) -> list[Plot]:
             keys = name.split("/")[4:]
             control = [key for key in keys if key in CONTROLS]
             words = ", ".join([model, *keys])
-            colour = COLOURS["control"] if control else _colour(model)
+            kind = "released control" if "as-released" in keys else "control"
+            colour = COLOURS[kind] if control else _colour(model)
             dash = DASHES[(control or keys)[0]] if keys else "solid"
             base = recipe("/".join(name.split("/")[:4])).config
             own = drawn(words, runs.of(row.config), _accuracy, colour, dash, row.config.epochs)
@@ -159,14 +162,8 @@ def drawn(
     every = sorted({step for found in known.values() for step in found if step <= last})
     every = thinned(every)
     at = [[found[step] for found in known.values() if step in found] for step in every]
-    short = [f"seed {k}: {max(f) / n:.3g} of {epochs} epochs" for k, f in known.items() if max(f) < last]
-    cut = (
-        ""
-        if not epochs or not short
-        else short[0]
-        if len(short) == 1
-        else f"{max(every) / n:.3g} of {epochs} epochs"
-    )
+    short = {len(seeds[number].epochs) for number in known if len(seeds[number].epochs) < epochs}
+    cut = f"{min(short)} of {epochs} epochs" if short else ""
     return Series(
         name,
         colour,

@@ -3,73 +3,127 @@
   const figures = JSON.parse(document.getElementById("figures").textContent);
   const root = document.documentElement;
   const theme = document.getElementById("theme");
-  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const finger = matchMedia("(pointer: coarse)");
   const views = {};
+  let chosen = null; // the theme, if the reader has chosen one
 
-  const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim();
+  // The colours of the page as they are now.
+  const colours = () => ({
+    ground: getComputedStyle(document.body).backgroundColor,
+    text: getComputedStyle(document.body).color,
+    rule: getComputedStyle(document.querySelector("header")).borderBottomColor,
+    faint: getComputedStyle(document.querySelector(".status")).color,
+  });
   // A colour and how much of it: bands let through what lies under them.
   const faded = (hex) => `rgba(${[1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16)).join(",")},0.18)`;
-  const axis = (more) => ({ gridcolor: colour("--rule"), linecolor: colour("--rule"), zeroline: false, automargin: true, ...more });
 
-  function lines(figure, view) {
+  function axis(now, text, more) {
+    const title = { text, standoff: 8 };
+    return { gridcolor: now.rule, linecolor: now.rule, zeroline: false, automargin: true, title, ...more };
+  }
+
+  // Plotly writes what lies between powers of ten small, and without its power.
+  function ticks(values, digits) {
+    const powers = values.filter((value) => value > 0).map((value) => Math.floor(Math.log10(value)));
+    const found = [];
+    for (let power = Math.min(...powers); power <= Math.max(...powers) + 1; power += 1) {
+      for (const digit of digits) found.push(Number(`${digit}e${power}`));
+    }
+    return { type: "log", tickvals: found, ticktext: found.map(String) };
+  }
+
+  // Without the first steps, in which all lines rise alike.
+  function upper(values) {
+    if (values.length < 100) return {};
+    const sorted = [...values].sort((a, b) => a - b);
+    const low = sorted[Math.floor(sorted.length / 10)];
+    const high = sorted[sorted.length - 1];
+    return { range: [low - (high - low) / 10, high + (high - low) / 10] };
+  }
+
+  function lines(figure, view, now) {
     const traces = [];
     for (const each of figure.series) {
-      const x = each[view.x];
-      const common = { x, legendgroup: each.name, line: { width: 0 }, hoverinfo: "skip", showlegend: false, mode: "lines" };
+      const common = { x: each[view.x], legendgroup: each.name, line: { width: 0 }, hoverinfo: "skip", showlegend: false, mode: "lines" };
       traces.push({ ...common, y: each.low });
       traces.push({ ...common, y: each.high, fill: "tonexty", fillcolor: faded(each.colour) });
     }
     for (const each of figure.series) {
       traces.push({
-        x: each[view.x], y: each.middle, name: each.name, legendgroup: each.name,
+        x: each[view.x],
+        y: each.middle,
+        name: each.name,
+        legendgroup: each.name,
         mode: each.steps.length < 30 ? "lines+markers" : "lines",
         line: { color: each.colour, dash: each.dash, width: 2 },
         hovertemplate: "%{y:.4g} at %{x}<extra>%{fullData.name}</extra>",
       });
     }
+    const x = figure.series.flatMap((each) => each[view.x]);
+    const y = figure.series.flatMap((each) => [...each.low, ...each.high]);
+    const beside = figure.level === null ? [] : [figure.level];
     const layout = {
-      xaxis: axis({ title: { text: view.x === "steps" ? "training steps" : "epochs" }, type: view.logx ? "log" : "linear" }),
-      yaxis: axis({ title: { text: figure.quantity }, type: view.logy ? "log" : "linear" }),
+      xaxis: axis(now, view.x === "steps" ? "training steps" : "epochs", view.logx ? ticks(x, [1, 2, 5]) : { type: "linear", rangemode: "tozero" }),
+      yaxis: axis(now, figure.quantity, view.logy ? ticks([...y, ...beside], [1, 2, 5]) : { type: "linear", ...(figure.log ? {} : upper(y)) }),
     };
-    if (figure.level !== null) {
-      layout.shapes = [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: figure.level, y1: figure.level, line: { color: colour("--faint"), dash: "dash", width: 1 } }];
-      layout.annotations = [{ xref: "paper", x: 1, xanchor: "right", y: view.logy ? Math.log10(figure.level) : figure.level, yanchor: "bottom", text: "without memory", showarrow: false }];
+    for (const level of beside) {
+      const at = view.logy ? Math.log10(level) : level;
+      layout.shapes = [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: level, y1: level, line: { color: now.faint, dash: "dash", width: 1 } }];
+      layout.annotations = [{ xref: "paper", x: 1, xanchor: "right", y: at, yanchor: "bottom", text: "without memory", showarrow: false, bgcolor: now.ground }];
     }
     return [traces, layout];
   }
 
-  function bars(figure) {
+  function bars(figure, now) {
+    const narrow = innerWidth < 640;
+    const labels = figure.labels.map((label) => (narrow ? label.replace(", ", "<br>") : label));
     const traces = figure.groups.map((group) => ({
-      type: "bar", orientation: "h", name: group.name, y: figure.labels, x: group.values,
-      marker: { color: group.colour }, hovertemplate: "%{x:.4g}<extra>%{fullData.name}, %{y}</extra>",
-      text: group.values.map((value) => (value === null ? "" : value.toPrecision(3))), textposition: "outside", cliponaxis: false,
+      type: "bar",
+      orientation: "h",
+      name: group.name,
+      y: labels,
+      x: group.values,
+      marker: { color: group.colour },
+      hovertemplate: "%{x:.4g}<extra>%{fullData.name}, %{y}</extra>",
+      text: group.values.map((value) => (value === null ? "" : String(Number(value.toPrecision(3))))),
+      textposition: "outside",
+      cliponaxis: false,
     }));
     const layout = {
       barmode: "group",
-      xaxis: axis({ title: { text: figure.unit }, type: "log" }),
-      yaxis: axis({ autorange: "reversed" }),
-      height: 120 + 16 * figure.labels.length * (figure.groups.length + 1),
+      legend: { orientation: "h", x: 0, xref: "container", y: 1, yref: "container", yanchor: "top" },
+      margin: { l: 8, r: 48, t: 32, b: 48 },
+      xaxis: axis(now, figure.unit, ticks(figure.groups.flatMap((group) => group.values), [1])),
+      yaxis: axis(now, "", { autorange: "reversed" }),
+      height: 120 + 16 * labels.length * (figure.groups.length + 1),
     };
     return [traces, layout];
   }
 
   function draw(name) {
     const figure = figures[name];
-    const [traces, layout] = figure.kind === "lines" ? lines(figure, views[name]) : bars(figure);
+    const now = colours();
+    const [traces, layout] = figure.kind === "lines" ? lines(figure, views[name], now) : bars(figure, now);
     const common = {
-      paper_bgcolor: colour("--ground"), plot_bgcolor: colour("--ground"),
-      font: { color: colour("--text"), family: "system-ui, sans-serif", size: 13 },
-      margin: { l: 56, r: 16, t: 8, b: 48 }, legend: { orientation: "h", y: -0.2, yanchor: "top" },
+      paper_bgcolor: now.ground,
+      plot_bgcolor: now.ground,
+      font: { color: now.text, family: "system-ui, sans-serif", size: 13 },
+      margin: { l: 56, r: 16, t: 8, b: 48 },
+      legend: { orientation: "h", x: 0, xref: "container", y: 0, yref: "container", yanchor: "bottom" },
       hovermode: "closest",
+      dragmode: finger.matches ? false : "zoom", // a finger scrolls the page
     };
-    return Plotly.react(`plot-${name}`, traces, { ...common, ...layout }, { responsive: true, displaylogo: false, displayModeBar: false });
+    const options = { responsive: true, displaylogo: false, displayModeBar: false };
+    return Plotly.react(`plot-${name}`, traces, { ...common, ...layout }, options);
   }
 
-  function paint(chosen) {
-    root.dataset.theme = chosen;
-    theme.setAttribute("aria-pressed", String(chosen === "dark"));
+  function paint(name) {
+    root.dataset.theme = name;
+    theme.setAttribute("aria-pressed", String(name === "dark"));
     return Promise.all(Object.keys(figures).map(draw));
   }
+  const repaint = () => paint(chosen || (system.matches ? "dark" : "light"));
 
   for (const name of Object.keys(figures)) {
     if (figures[name].kind === "lines") views[name] = { x: "steps", logx: false, logy: figures[name].log };
@@ -92,21 +146,43 @@
       draw(name);
     });
   }
+
+  const folds = [...document.querySelectorAll("details")];
   // What is folded has no width to draw in.
-  for (const fold of document.querySelectorAll("details")) {
+  for (const fold of folds) {
     fold.addEventListener("toggle", () => {
       for (const plot of fold.querySelectorAll(".plot")) if (plot.data) Plotly.Plots.resize(plot);
     });
   }
-  // A link into what is folded unfolds it.
-  const unfold = () => {
-    const target = location.hash.length > 1 && document.getElementById(location.hash.slice(1));
+  // A link to what is folded unfolds it.
+  const unfold = (hash) => {
+    const target = hash.length > 1 && document.getElementById(hash.slice(1));
     const fold = target && target.querySelector("details");
     if (fold) fold.open = true;
   };
-  addEventListener("hashchange", unfold);
-  unfold();
-  theme.addEventListener("click", () => paint(root.dataset.theme === "dark" ? "light" : "dark"));
-  dark.addEventListener("change", () => paint(dark.matches ? "dark" : "light"));
-  paint(dark.matches ? "dark" : "light").then(() => { root.dataset.drawn = "true"; });
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest("a[href^='#']");
+    if (link) unfold(link.hash);
+  });
+  unfold(location.hash);
+
+  // On paper all is unfolded, and light.
+  let folded = [];
+  addEventListener("beforeprint", () => {
+    folded = folds.filter((fold) => !fold.open);
+    for (const fold of folded) fold.open = true;
+    paint("light");
+  });
+  addEventListener("afterprint", () => {
+    for (const fold of folded) fold.open = false;
+    repaint();
+  });
+
+  theme.hidden = false;
+  theme.addEventListener("click", () => {
+    chosen = root.dataset.theme === "dark" ? "light" : "dark";
+    repaint();
+  });
+  system.addEventListener("change", repaint);
+  repaint().then(() => { root.dataset.drawn = "true"; });
 })();

@@ -95,7 +95,16 @@ def variants(name: str) -> list[str]:
 
 def _of_line(line: Line, exhibit: Exhibit, runs: Runs) -> Iterator[Row]:
     if not line.recipe:
-        shown = (line.model, str(line.size), line.column, "", printed(line.published, 2), "", "", "")
+        shown = (
+            line.model,
+            str(line.size),
+            line.column,
+            "",
+            printed(line.published, 2),
+            NOT_RUN,
+            NOT_RUN,
+            "",
+        )
         yield Row((*shown, NOT_RUN), _data(line, exhibit.later), "absent")
         return
     base: Outcome | None = None
@@ -151,7 +160,7 @@ def _of_run(line: Line, row: Recipe, found: Outcome, with_momentum: Outcome | No
         trained,
         printed(line.published, digits) if with_momentum is None else "",
         "; ".join(filter(None, (_spread(own, digits, count=True), _missing(found)))) or NOT_RUN,
-        _spread(found.valid, digits),
+        _spread(found.valid, digits) or ("-" if found else NOT_RUN),
         _shown(interval, digits),
         words,
     )
@@ -329,7 +338,8 @@ def _minutes(exhibit: Exhibit, found: Mapping[str, Any], runs: Runs) -> Table:
                 "default" if name == line.recipe else "as released",
                 f"{line.published[0].value:g}",
                 shown,
-                *("" if each is None else _amount(each) for each in minutes),
+                NOT_RUN if minutes[0] is None else _amount(minutes[0]),
+                *("" if each is None else _amount(each) for each in minutes[1:]),
             )
             data = {"network": line.model, "recipe": name, "paper": line.published[0].value}
             data |= {
@@ -517,8 +527,13 @@ def _sd(values: Mapping[int, float]) -> float | None:
 def _shown(interval: Interval | None, digits: int) -> str:
     if interval is None:
         return ""
-    ends = "" if interval.low is None else f" [{interval.low:+.{digits}f}, {interval.high:+.{digits}f}]"
-    return f"{interval.value:+.{digits}f}{ends}"
+    value, *ends = (
+        # No -0.00.
+        f"{round(number, digits) + 0.0:+.{digits}f}"
+        for number in (interval.value, interval.low, interval.high)
+        if number is not None
+    )
+    return f"{value} [{', '.join(ends)}]" if ends else value
 
 
 def _amount(value: float | None) -> str:
