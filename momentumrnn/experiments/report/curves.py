@@ -30,8 +30,8 @@ DASHES = {
     "as-released": "dash",
     "same-step": "dot",
     "same-gain": "dashdot",
-    "same-forget-bias": "longdash",
-    "same-rms": "longdashdot",
+    "same-forget-bias": "10px 4px",
+    "same-rms": "12px 3px 2px 3px",
     "same-input-rms": "4px 2px 1px 2px",
 }
 
@@ -66,6 +66,15 @@ class Plot:
     log: bool = True
     level: float | None = None
     """A value to beat, such as that of a network without memory."""
+
+    @property
+    def window(self) -> tuple[float, float] | None:
+        """Of a linear axis, from where to where: without the first steps, in which all lines rise alike."""
+        values = sorted(value for each in self.series for value in (*each.low, *each.high))
+        if self.log or len(values) < 100:
+            return None
+        low, high = values[len(values) // 10], values[-1]
+        return low - (high - low) / 10, high + (high - low) / 10
 
     @property
     def alt(self) -> str:

@@ -14,8 +14,8 @@ _DASHES: dict[str, Any] = {
     "dash": "--",
     "dot": ":",
     "dashdot": "-.",
-    "longdash": (0, (8, 3)),
-    "longdashdot": (0, (8, 3, 2, 3)),
+    "10px 4px": (0, (6, 2.4)),
+    "12px 3px 2px 3px": (0, (7, 2, 1, 2)),
     "4px 2px 1px 2px": (0, (4, 2, 1, 2)),
 }
 
@@ -41,8 +41,8 @@ def settings() -> Iterator[None]:
         yield
 
 
-def lines(plots: Sequence[Plot], title: str, by: str = "steps") -> Any:
-    """Plots beside each other, the training steps or epochs below."""
+def lines(plots: Sequence[Plot], title: str) -> Any:
+    """Plots beside each other, the training steps below."""
     from matplotlib.figure import Figure
 
     with settings():
@@ -61,11 +61,15 @@ def lines(plots: Sequence[Plot], title: str, by: str = "steps") -> Any:
                 axes.set_axis_off()
                 continue
             for each in plot.series:
-                x = each.steps if by == "steps" else each.epochs
-                axes.fill_between(x, each.low, each.high, color=each.colour, alpha=0.15, lw=0)
-                mark = "o" if len(x) == 1 else None
+                axes.fill_between(each.steps, each.low, each.high, color=each.colour, alpha=0.15, lw=0)
+                mark = "o" if len(each.steps) == 1 else None
                 (line,) = axes.plot(
-                    x, each.middle, color=each.colour, linestyle=_DASHES[each.dash], lw=1.6, marker=mark
+                    each.steps,
+                    each.middle,
+                    color=each.colour,
+                    linestyle=_DASHES[each.dash],
+                    lw=1.6,
+                    marker=mark,
                 )
                 named.setdefault(each.name, line)
             if plot.level is not None:
@@ -78,10 +82,14 @@ def lines(plots: Sequence[Plot], title: str, by: str = "steps") -> Any:
                     textcoords="offset points",
                     ha="right",
                     fontsize=8,
+                    bbox={"color": "white", "pad": 0.5},
                 )
             if plot.log and all(v > 0 for each in plot.series for v in each.low):
                 axes.set_yscale("log")
-            axes.set_xlabel("training steps" if by == "steps" else "epochs")
+            elif plot.window is not None:
+                axes.set_ylim(plot.window)
+            axes.set_xlim(left=0)
+            axes.set_xlabel("training steps")
             axes.grid(color="0.92")
             axes.set_axisbelow(True)
             axes.spines[["top", "right"]].set_visible(False)
@@ -120,11 +128,11 @@ def bars(found: Bars) -> Any:
         axes.set_yticks(range(len(found.labels)), found.labels)
         axes.invert_yaxis()
         axes.set_xscale("log")
-        axes.margins(x=0.12)
+        axes.margins(x=0.12, y=0.01)
         axes.set_xlabel(found.unit)
         axes.set_title(found.title, loc="left", fontsize=11)
         axes.spines[["top", "right"]].set_visible(False)
-        figure.legend(loc="outside right upper", frameon=False)
+        figure.legend(loc="outside lower left", frameon=False, ncols=count)
     return figure
 
 

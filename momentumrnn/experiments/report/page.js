@@ -33,15 +33,6 @@
     return { type: "log", tickvals: found, ticktext: found.map(String) };
   }
 
-  // Without the first steps, in which all lines rise alike.
-  function upper(values) {
-    if (values.length < 100) return {};
-    const sorted = [...values].sort((a, b) => a - b);
-    const low = sorted[Math.floor(sorted.length / 10)];
-    const high = sorted[sorted.length - 1];
-    return { range: [low - (high - low) / 10, high + (high - low) / 10] };
-  }
-
   function lines(figure, view, now) {
     const traces = [];
     for (const each of figure.series) {
@@ -65,7 +56,7 @@
     const beside = figure.level === null ? [] : [figure.level];
     const layout = {
       xaxis: axis(now, view.x === "steps" ? "training steps" : "epochs", view.logx ? ticks(x, [1, 2, 5]) : { type: "linear", rangemode: "tozero" }),
-      yaxis: axis(now, figure.quantity, view.logy ? ticks([...y, ...beside], [1, 2, 5]) : { type: "linear", ...(figure.log ? {} : upper(y)) }),
+      yaxis: axis(now, figure.quantity, view.logy ? ticks([...y, ...beside], [1, 2, 5]) : { type: "linear", ...(figure.window && { range: figure.window }) }),
     };
     for (const level of beside) {
       const at = view.logy ? Math.log10(level) : level;

@@ -81,6 +81,7 @@ def _lines(plot: Plot) -> dict[str, Any]:
         "kind": "lines",
         "quantity": plot.quantity,
         "log": log and plot.log,
+        "window": plot.window,
         "level": plot.level,
         "series": series,
     }
