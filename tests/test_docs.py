@@ -176,7 +176,9 @@ def test_the_accuracies_are_those_of_the_runs():
 
 def test_the_losses_are_those_of_the_runs():
     """Of the table of adding and copying in docs/training.md, by the report's own reading of results/runs."""
-    text = re.search(r"\| recipe \| training loss.*?\n\n", (ROOT / "docs/training.md").read_text(), re.DOTALL)[0]
+    text = re.search(
+        r"\| recipe \| training loss.*?\n\n", (ROOT / "docs/training.md").read_text(), re.DOTALL
+    )[0]
     rows = [row.strip("| ").split(" | ") for row in text.strip().split("\n")[2:]]
     assert len(rows) == 17
     runs = gather([ROOT / "results/runs"])

@@ -276,7 +276,7 @@ def test_five_seeds_to_the_end(tmp_path):
     assert (found.data["paper"], found.data["paper_sd"]) == (93.40, 0.25)
     assert found.cells[4:7] == ("93.40 ± 0.25", "93.14 ± 0.27 (5)", "91.14 ± 0.27")
     assert found.cells[7].startswith("-0.26 [")
-    assert found.cells[8] == found.data["verdict"] == "within two sd"
+    assert found.cells[8] == found.data["verdict"] == "within two sd (on other terms)"
     assert found.data["missing"] == ""
 
 
@@ -300,7 +300,7 @@ def test_a_control_beside_its_network(tmp_path):
         make(tmp_path, recipe(plain).config, seed, rising(0.9, 140))
     runs = gather([tmp_path])
     assert row(runs, f"{ROW}/same-step").data["mean"] == pytest.approx(90.0)
-    assert row(runs, plain).cells[8] == "lower (quoted)"
+    assert row(runs, plain).cells[8] == "quoted: no verdict"
 
 
 def test_a_control_of_a_network_that_goes_on(tmp_path):
@@ -310,6 +310,27 @@ def test_a_control_of_a_network_that_goes_on(tmp_path):
     found = row(gather([tmp_path]), f"{ROW}/same-gain")
     assert "difference" not in found.data
     assert "not run" not in found.cells[8]
+
+
+def test_a_number_of_another_cell_is_no_measure(tmp_path):
+    """The paper prints SRLSTM's number of a cell that its equations don't describe."""
+    for seed in range(3):
+        make(tmp_path, recipe("table11/SRLSTM/PMNIST/128").config, seed, rising(0.93, 140))
+    assert row(gather([tmp_path]), "table11/SRLSTM/PMNIST/128").cells[8] == "of another cell: no verdict"
+
+
+def test_who_learns_nothing_wins_nothing(tmp_path):
+    """Two that always answer 1 differ by chance alone."""
+    name = "figure4/MomentumLSTM/Adding/128"
+    for seed in range(3):
+        make(tmp_path, recipe(name).config, seed, [0.168] * 12, [0.168] * 12)
+        make(tmp_path, recipe(f"{name}/same-gain").config, seed, [0.1675] * 12, [0.1675] * 12)
+    runs = gather([tmp_path])
+    assert row(runs, f"{name}/same-gain", "figure4").cells[8] == "neither learns"
+    # The control is in the figure, and not shown at first.
+    plot = next(each for each in curves.plots(exhibit("figure4"), runs) if each.series)
+    assert [each.name for each in plot.series] == ["MomentumLSTM", "MomentumLSTM, same-gain"]
+    assert [each.name for each in plot.shown] == ["MomentumLSTM"]
 
 
 def test_losses_of_a_figure(tmp_path):

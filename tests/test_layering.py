@@ -108,7 +108,7 @@ MAY_IMPORT = {
         "experiments.report.gather",
         "experiments.report.tables",
     },
-    "experiments.report.bars": {"experiments.exhibits"},
+    "experiments.report.bars": {"experiments.exhibits", "experiments.report.gather"},
     "experiments.report.drawings": {"experiments.tasks"},
     "experiments.report.figures": {"experiments.report.bars", "experiments.report.curves"},
     "experiments.report.content": {
@@ -132,7 +132,6 @@ MAY_IMPORT = {
         "__version__",
         "experiments.exhibits",
         "experiments.folders",
-        "experiments.report.bars",
         "experiments.report.content",
         "experiments.report.drawings",
         "experiments.report.figures",

@@ -14,7 +14,7 @@ from ..experiments.cost import costs, place
 from ..experiments.data import DataError
 from ..experiments.exhibits import Exhibit
 from ..experiments.folders import RunError
-from ..experiments.plan import MEASURED, Entry, Item, entries, exhibits, plan
+from ..experiments.plan import Entry, Item, entries, exhibits, plan
 from ..experiments.report import ReportError, check, lacking, report
 from ..experiments.report import tables as made
 from ..experiments.report.gather import gather
@@ -58,7 +58,7 @@ def run(options: Any, args: Sequence[str]) -> int:
         expected = "expected a folder that can be written to"
         return refuse(f"reproduce: --root: {expected}, got {str(options.root)!r}: {error.strerror}", 1)
     console = Console(width=None if sys.stdout.isatty() else 170)
-    measured = [table for table in shown if table.name in MEASURED]
+    measured = [table for table in shown if table.kind == "cost"]
     for text in dict.fromkeys(absent.values()):
         _say(console, f"{sum(why == text for why in absent.values())} rows can't be run: {text}")
     if options.plan:
@@ -77,8 +77,8 @@ def run(options: Any, args: Sequence[str]) -> int:
         _say(console, f"Stopped; all is saved. To go on: {spelt(args)}")
         return 128 + stopped.number
     try:
-        _results(console, shown, demo, options.root)
         if not lacking():
+            _results(console, shown, demo, options.root)
             show(report([options.root], options.out, files), options.open)
     except (ReportError, RunError) as error:
         return refuse(f"reproduce: {error}", 1)
@@ -174,7 +174,7 @@ def _plan(
         path = place(options.root, device_name(device.type))
         _say(
             console,
-            f"and the costs of a sample, a minute or two on a GPU: {path}{' is there' * path.exists()}",
+            f"and the costs of a sample, three minutes on a GPU: {path}{' is there' * path.exists()}",
         )
     return 0
 

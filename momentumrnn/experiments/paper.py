@@ -418,6 +418,19 @@ VARIANTS = {
 }
 
 
+CONTROLS = tuple(key for key in VARIANTS if key != "as-released")
+
+
+def variants(name: str) -> list[str]:
+    """The names of a recipe and of all its variants, each control after what it is a control of."""
+    released = [f"{name}/as-released"] if "as-released" in recipe(name).variants else []
+    return [
+        each
+        for base in (name, *released)
+        for each in (base, *(f"{base}/{key}" for key in recipe(base).variants if key in CONTROLS))
+    ]
+
+
 def _varied(base: Recipe, key: str) -> Config | None:
     """The config of a variant, None if there is no such: a control comes last, "as-released" before it."""
     given = base.name.split("/")[4:]

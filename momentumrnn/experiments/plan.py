@@ -11,14 +11,11 @@ from .config import Config
 from .demo import NETWORKS, entry
 from .exhibits import EXHIBITS, Exhibit, exhibit
 from .pace import epoch_seconds
-from .paper import VARIANTS, recipe
+from .paper import CONTROLS, recipe, variants
 from .report.gather import Seed, gather
 
-CONTROLS = tuple(key for key in VARIANTS if key != "as-released")
 ALSO = ("as-released", "controls", *CONTROLS)
 NAMES = ("demo", "all", *EXHIBITS)
-MEASURED = ("table14", "table15", "table16")
-"""What `cost` measures."""
 
 
 @dataclass(frozen=True)
@@ -85,12 +82,7 @@ def entries(
 
 def _varied(base: str, also: Sequence[str]) -> list[str]:
     wanted = {*also, *(CONTROLS if "controls" in also else ())}
-    bases = [base, *([f"{base}/as-released"] if "as-released" in wanted & {*recipe(base).variants} else [])]
-    return [
-        name
-        for each in bases
-        for name in (each, *(f"{each}/{k}" for k in recipe(each).variants if k in wanted and k in CONTROLS))
-    ]
+    return [name for name in variants(base) if {*name.split("/")[4:]} <= wanted]
 
 
 def plan(

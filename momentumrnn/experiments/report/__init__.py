@@ -11,9 +11,9 @@ from typing import Any
 from ... import __version__
 from ..exhibits import EXHIBITS, GRID_MU, GRID_STEP, GRIDS
 from ..folders import write_whole
-from .bars import Bars
+from . import drawings, figures
 from .content import Content, Section, content
-from .gather import gather
+from .gather import gather, plain
 from .page import page
 from .text import MADE, as_csv, as_latex, results
 
@@ -92,7 +92,9 @@ def _costs(roots: Sequence[Path]) -> list[Mapping[str, Any]]:
     for path in sorted(path for root in roots for path in root.rglob("cost-*.json")):
         try:
             found = json.loads(path.read_bytes())
-            device, date = str(found["device"]), str(found["date"])
+            device, date = plain(str(found["device"])), str(found["date"])
+            if (found["task"], found["hidden_size"]) != ("PMNIST", 256):
+                raise ValueError
             rows = {str(name): dict(row) for name, row in found["rows"].items()}
             values = [row[key] for row in rows.values() for key in ("train_ms", "eval_ms")]
             values += [
@@ -100,22 +102,20 @@ def _costs(roots: Sequence[Path]) -> list[Mapping[str, Any]]:
             ]
             if not all(0 < value < math.inf for value in values):
                 raise ValueError
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             raise ReportError(
                 f"{path} should be what `momentumrnn reproduce table14` wrote: move it away"
             ) from None
         if device not in newest or date > newest[device]["date"]:
-            newest[device] = {**found, "rows": rows}
+            newest[device] = {**found, "device": device, "rows": rows}
     return list(newest.values())
 
 
 def _files(found: Content) -> dict[str, bytes]:
     """The content of every picture and table, by its name."""
-    from . import drawings, figures
-
     files: dict[str, bytes] = {}
     for section in found.sections:
-        drawn = _figure(section, drawings, figures)
+        drawn = _figure(section)
         for name, figure in drawn.items():
             files |= {f"figures/{name}.{kind}": figures.saved(figure, kind) for kind in ("svg", "pdf")}
         for table in section.tables:
@@ -124,15 +124,15 @@ def _files(found: Content) -> dict[str, bytes]:
     return files
 
 
-def _figure(section: Section, drawings: Any, figures: Any) -> dict[str, Any]:
+def _figure(section: Section) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if section.picture == "figure7":
         found["figure7"] = figures.grids(GRIDS, GRID_MU, GRID_STEP)
     elif section.picture:
-        found[section.name] = {"figure1": drawings.cells, "figure8": drawings.copying}[section.picture]()
-    if any(plot.series for plot in section.plots):
+        with figures.settings():
+            found[section.name] = {"figure1": drawings.cells, "figure8": drawings.copying}[section.picture]()
+    if any(plot.shown for plot in section.plots):
         found[section.name] = figures.lines(section.plots, f"{section.heading}: {section.title}")
-    bars: Bars
     for bars in section.bars:
         found[bars.name] = figures.bars(bars)
     return found

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..exhibits import Exhibit
+from .gather import plain
 
 COLOURS = {"ours": "#0072b2", "torch.nn": "#d55e00", "the paper's listing": "#e69f00", "paper": "#777777"}
 
@@ -39,11 +40,13 @@ def speed(files: Sequence[Path]) -> list[Bars]:
     for path in sorted(files):
         try:
             found = json.loads(path.read_bytes())
+            if found["settings"]["repeats"] < 2:
+                continue  # made for its memory, not for its times
             for case in map(dict, found["cases"]):
                 if (row := _case(case, str(found["date"]), path.name)) is not None:
-                    key = str(found["device"]), row.label
+                    key = plain(str(found["device"])), row.label
                     newest[key] = max(newest.get(key, row), row, key=lambda each: each.date)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             continue  # no file of the benchmark
     bars = []
     for i, device in enumerate(sorted({device for device, _ in newest}), 1):
@@ -74,7 +77,8 @@ def _case(case: Mapping[str, Any], date: str, file: str) -> _Case | None:
     # On a GPU replayed from a CUDA graph, so that the GPU alone is timed.
     key = "training_graph_ms" if rows["ours"].get("training_graph_ms") else "training_ms"
     momentum = case["momentum"].partition("(")[0].replace("None", "plain")
-    label = f"{case['shape']} {case['cell']}, {momentum}"
+    eager = " (called one by one)" if "training_graph_ms" in rows["ours"] and "graph" not in key else ""
+    label = plain(f"{case['shape']} {case['cell']}, {momentum}{eager}")
     times = [rows.get(name, {}).get(key) for name in ("ours", "torch")]
     if not all(time is None or 0 < time < math.inf for time in times) or times[0] is None:
         return None

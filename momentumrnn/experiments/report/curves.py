@@ -2,15 +2,15 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean
 from typing import Any
 
 from ..demo import TASK
 from ..exhibits import Exhibit
-from ..paper import recipe
+from ..paper import CONTROLS, recipe, variants
 from .gather import Runs, Seed
-from .tables import CONTROLS, demo_runs, lines, variants
+from .tables import demo_runs, lines
 
 MOST = 400
 """Points of a line; where there are more, some are left out."""
@@ -36,6 +36,10 @@ DASHES = {
 }
 
 
+Values = Callable[[Seed], Mapping[int, float]]
+"""What is drawn of a seed, by step."""
+
+
 @dataclass(frozen=True)
 class Series:
     """A line: the mean over seeds, and the least and the most, at some steps."""
@@ -51,6 +55,7 @@ class Series:
     high: tuple[float, ...]
     cut: str = ""
     """Where it stops before its end, in words."""
+    control: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,13 @@ class Plot:
     log: bool = True
     level: float | None = None
     """A value to beat, such as that of a network without memory."""
+    controls: bool = True
+    """Whether controls are shown at first, and in still pictures."""
+
+    @property
+    def shown(self) -> tuple[Series, ...]:
+        """The lines that are shown at first."""
+        return tuple(each for each in self.series if self.controls or not each.control)
 
     @property
     def window(self) -> tuple[float, float] | None:
@@ -73,7 +85,8 @@ class Plot:
         values = sorted(value for each in self.series for value in (*each.low, *each.high))
         if self.log or len(values) < 100:
             return None
-        low, high = values[len(values) // 10], values[-1]
+        # But with the end of every line.
+        low, high = min(values[len(values) // 10], *(each.low[-1] for each in self.series)), values[-1]
         return low - (high - low) / 10, high + (high - low) / 10
 
     @property
@@ -95,20 +108,15 @@ def plots(exhibit: Exhibit, runs: Runs) -> list[Plot]:
     found = []
     for i, panel in enumerate(exhibit.panels, 1):
         quantity = "training loss" if panel.part == "train" else "test loss"
-        series, absent = [], []
-        for name in panel.recipes:
-            row, model = recipe(name), name.split("/")[1]
-            line = drawn(
-                model, runs.of(row.config), _loss(panel.part), _colour(model), "solid", row.config.epochs
-            )
-            if line is None:
-                absent.append(model)
-            else:
-                series.append(line)
+        series = _series(panel.recipes, runs, _loss(panel.part))
+        absent = tuple(name.split("/")[1] for name in panel.recipes if not runs.of(recipe(name).config))
         task: Any = recipe(panel.recipes[0]).config.task if panel.recipes else None
         level = getattr(task, "baseline", None)
-        own = tuple(series), tuple(absent)
-        found.append(Plot(f"{exhibit.name}-{i}", panel.title, quantity, *own, panel.later, level=level))
+        name = f"{exhibit.name}-{i}"
+        # The paper's figure has none.
+        found.append(
+            Plot(name, panel.title, quantity, series, absent, panel.later, level=level, controls=False)
+        )
     return found
 
 
@@ -120,7 +128,7 @@ def demo(runs: Runs) -> Plot:
         dash = DASHES["same-gain"] if network.control else "solid"
         line = drawn(network.name, seeds, _loss("validation"), colour, dash, 0)
         if line is not None:
-            found.append(line)
+            found.append(replace(line, control=network.control))
     title = f"Adding two marked numbers among {TASK.length}"
     return Plot("demo", title, "validation loss", tuple(found), level=TASK.baseline)
 
@@ -133,30 +141,32 @@ def _of_table(exhibit: Exhibit, runs: Runs) -> list[Plot]:
             places.setdefault(f"{line.column}, n = {line.size}", []).append(line.recipe)
     found = []
     for i, (title, names) in enumerate(places.items(), 1):
-        series: dict[str, Series] = {}
-        for name in (variant for each in names for variant in variants(each)):
-            row, model = recipe(name), name.split("/")[1]
-            keys = name.split("/")[4:]
-            control = [key for key in keys if key in CONTROLS]
-            words = ", ".join([model, *keys])
-            kind = "released control" if "as-released" in keys else "control"
-            colour = COLOURS[kind] if control else _colour(model)
-            dash = DASHES[(control or keys)[0]] if keys else "solid"
-            base = recipe("/".join(name.split("/")[:4])).config
-            own = drawn(words, runs.of(row.config), _accuracy, colour, dash, row.config.epochs)
-            # A control is drawn beside what it is a control of, and a run once.
-            if own is not None and (not control or runs.of(base)):
-                series.setdefault(row.config.id, own)
+        series = _series(names, runs, _accuracy)
         if series:
-            drawings = tuple(series.values())
-            found.append(Plot(f"{exhibit.name}-{i}", title, "test accuracy, %", drawings, log=False))
+            found.append(Plot(f"{exhibit.name}-{i}", title, "test accuracy, %", series, log=False))
     return found
+
+
+def _series(names: Sequence[str], runs: Runs, values: Values) -> tuple[Series, ...]:
+    """The lines of recipes and of their variants, each run once."""
+    found: dict[str, Series] = {}
+    for name in [*names, *(variant for each in names for variant in variants(each))]:
+        row, model, keys = recipe(name), name.split("/")[1], name.split("/")[4:]
+        control = [key for key in keys if key in CONTROLS]
+        kind = "released control" if "as-released" in keys else "control"
+        colour = COLOURS[kind] if control else _colour(model)
+        dash = DASHES[(control or keys)[0]] if keys else "solid"
+        line = drawn(", ".join([model, *keys]), runs.of(row.config), values, colour, dash, row.config.epochs)
+        # A control is drawn beside what it is a control of.
+        if line is not None and (not control or runs.of(recipe(name.rpartition("/")[0]).config)):
+            found.setdefault(row.config.id, replace(line, control=bool(control)))
+    return tuple(found.values())
 
 
 def drawn(
     name: str,
     seeds: Mapping[int, Seed],
-    values: Callable[[Seed], Mapping[int, float]],
+    values: Values,
     colour: str,
     dash: str,
     epochs: int,
@@ -198,7 +208,7 @@ def thinned(steps: Sequence[int]) -> list[int]:
     return [steps[round(i * (len(steps) - 1) / (MOST - 1))] for i in range(MOST)]
 
 
-def _loss(part: str) -> Callable[[Seed], Mapping[int, float]]:
+def _loss(part: str) -> Values:
     def train(seed: Seed) -> Mapping[int, float]:
         return {line["step"]: line["loss"] for line in seed.steps}
 

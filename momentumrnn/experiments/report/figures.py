@@ -2,13 +2,15 @@
 
 import io
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from .bars import COLOURS, Bars
 from .curves import Plot
 
+# A $ in a name begins no formula.
+_NAMES = {"text.parse_math": False}
 _DASHES: dict[str, Any] = {
     "solid": "-",
     "dash": "--",
@@ -21,23 +23,25 @@ _DASHES: dict[str, Any] = {
 
 
 def saved(figure: Any, kind: str) -> bytes:
-    """A figure as the content of a file: "svg", "pdf" or "png"."""
+    """A figure as the content of a file: "svg" or "pdf"."""
     buffer = io.BytesIO()
     # A date would make other bytes each time.
-    date = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+    date = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
     # It minds the dates in some of matplotlib's fonts.
     logging.getLogger("fontTools").setLevel(logging.ERROR)
     with settings():
-        figure.savefig(buffer, format=kind, metadata=date, dpi=150)
+        figure.savefig(buffer, format=kind, metadata=date)
     return buffer.getvalue()
 
 
 @contextmanager
-def settings() -> Iterator[None]:
-    """How all pictures are drawn."""
+def settings(**more: Any) -> Iterator[None]:
+    """How all pictures are drawn, whatever the user's own settings are."""
     import matplotlib
+    import matplotlib.style
 
-    with matplotlib.rc_context({"svg.hashsalt": "momentumrnn", "font.size": 10, "pdf.fonttype": 42}):
+    own: Any = {"svg.hashsalt": "momentumrnn", "font.size": 10, "pdf.fonttype": 42, **more}
+    with matplotlib.style.context("default"), matplotlib.rc_context(own):
         yield
 
 
@@ -45,7 +49,7 @@ def lines(plots: Sequence[Plot], title: str) -> Any:
     """Plots beside each other, the training steps below."""
     from matplotlib.figure import Figure
 
-    with settings():
+    with settings(**_NAMES):
         columns = min(2, len(plots))
         rows = -(-len(plots) // columns)
         figure = Figure(figsize=(1.5 + 4.6 * columns, 0.6 + 3.5 * rows), layout="constrained")
@@ -54,13 +58,13 @@ def lines(plots: Sequence[Plot], title: str) -> Any:
         for i, plot in enumerate(plots, 1):
             axes = figure.add_subplot(rows, columns, i)
             axes.set_title(f"{plot.title}: {plot.quantity}", loc="left", fontsize=10)
-            if not plot.series:
+            if not plot.shown:
                 axes.text(
                     0.5, 0.5, _absent(plot), ha="center", va="center", wrap=True, transform=axes.transAxes
                 )
                 axes.set_axis_off()
                 continue
-            for each in plot.series:
+            for each in plot.shown:
                 axes.fill_between(each.steps, each.low, each.high, color=each.colour, alpha=0.15, lw=0)
                 mark = "o" if len(each.steps) == 1 else None
                 (line,) = axes.plot(
@@ -84,7 +88,7 @@ def lines(plots: Sequence[Plot], title: str) -> Any:
                     fontsize=8,
                     bbox={"color": "white", "pad": 0.5},
                 )
-            if plot.log and all(v > 0 for each in plot.series for v in each.low):
+            if plot.log and all(v > 0 for each in plot.shown for v in each.low):
                 axes.set_yscale("log")
             elif plot.window is not None:
                 axes.set_ylim(plot.window)
@@ -106,7 +110,7 @@ def bars(found: Bars) -> Any:
     """Groups of bars, from left to right, on a logarithmic axis."""
     from matplotlib.figure import Figure
 
-    with settings():
+    with settings(**_NAMES):
         count = len(found.groups)
         figure = Figure(figsize=(8, 1.2 + 0.17 * (count + 1) * len(found.labels)), layout="constrained")
         axes = figure.add_subplot()
@@ -137,7 +141,7 @@ def bars(found: Bars) -> Any:
 
 
 def grids(
-    found: dict[str, tuple[tuple[float, ...], ...]], rows: Sequence[float], columns: Sequence[float]
+    found: Mapping[str, tuple[tuple[float, ...], ...]], rows: Sequence[float], columns: Sequence[float]
 ) -> Any:
     """Tables of numbers as maps: mu down, step across."""
     from matplotlib.figure import Figure

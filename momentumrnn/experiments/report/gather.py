@@ -4,7 +4,7 @@ Numbers come from metrics.jsonl alone; result.json must agree with it.
 """
 
 import json
-import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +16,8 @@ from ..config import Config, identity
 from ..folders import RunError, read_json, running
 from ..trainer import selected
 
+COUNTED = ("done", "short", "running", "frozen")
+"""The states of folders that count."""
 STATES = {
     "done": "trained to its end",
     "short": "stopped before its end, or still to go on",
@@ -52,7 +54,7 @@ class Seed:
     def made(self, key: str) -> str:
         """What its result says of its making: "device", "commit" or "command"; "" if nothing."""
         value = (self.result or {}).get(key)
-        return value if isinstance(value, str) else ""
+        return plain(value) if isinstance(value, str) else ""
 
     @property
     def metric(self) -> str:
@@ -153,7 +155,12 @@ def read(path: Path) -> Seed:
     try:
         return _read(path)
     except (RunError, _OddError) as error:
-        return Seed(path, "damaged", str(error).replace(f"{path}/", ""))
+        return Seed(path, "damaged", str(error).replace(f"{path}{os.sep}", ""))
+
+
+def plain(text: str) -> str:
+    """Text that can be written in every encoding of Unicode."""
+    return text.encode(errors="replace").decode()
 
 
 class _OddError(ValueError):
@@ -249,7 +256,7 @@ def _is_number(key: str, value: Any) -> bool:
     """Whether a value can be; null stands for one that was not finite."""
     if value is None:
         return True
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
         return False
     return 0 <= value <= 1 if key.endswith("_accuracy") else True
 

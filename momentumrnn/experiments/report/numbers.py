@@ -56,24 +56,30 @@ def against_seeds(values: Mapping[int, float], others: Mapping[int, float]) -> I
 
 
 def verdict(values: Sequence[float], paper: Published) -> str:
-    """How ours stand to what is printed: in its deviations or, where it has none, in ours.
+    """How ours stand to what is printed: by its deviations or, where it prints none, by the interval.
 
     What is printed with few digits may have been anything that is rounded so.
 
-    >>> verdict([93.0, 93.2, 93.1], Published(93.4, 0.25)), verdict([90.0, 91.0], Published(93.4, 0.25))
-    ('within two sd', 'lower')
+    >>> paper = Published(93.4, 0.25)
+    >>> verdict([93.0, 93.2, 93.1], paper), verdict([90.0, 90.1], paper), verdict([91.0, 95.0], paper)
+    ('within two sd', 'lower', 'undecided: seeds differ too much')
     """
-    if len(values) < 2:
+    interval = against_paper(values, paper)
+    if interval.low is None or interval.high is None:
         return "one seed: no verdict"
-    difference = mean(values) - paper.value
     # A hair more, for what is on a border but for the rounding of numbers here.
-    if paper.rounding and abs(difference) <= paper.rounding * (1 + 1e-9):
+    far, hair = abs(interval.value), 1 + 1e-9
+    if paper.rounding and far <= paper.rounding * hair:
         return "the same, as printed"
-    unit = stdev(values) if paper.std is None else paper.std
-    for count, words in ((1, "within one sd"), (2, "within two sd")):
-        if abs(difference) - paper.rounding <= count * unit * (1 + 1e-9):
-            return words
-    return "higher" if difference > 0 else "lower"
+    side = "higher" if interval.value > 0 else "lower"
+    seen = not interval.low - paper.rounding <= 0 <= interval.high + paper.rounding
+    if paper.std is None:
+        return side if seen else "no difference seen"
+    wide = interval.high - interval.low > 8 * paper.std
+    if far > 2 * paper.std * hair or wide:
+        return side if seen else "undecided: seeds differ too much"
+    within = "within one sd" if far <= paper.std * hair else "within two sd"
+    return f"{within}, {side}" if seen else within
 
 
 def compared(interval: Interval, better: int) -> str:

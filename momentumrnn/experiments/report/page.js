@@ -35,12 +35,13 @@
 
   function lines(figure, view, now) {
     const traces = [];
-    for (const each of figure.series) {
+    const series = figure.series.filter((each) => view.controls || !each.control);
+    for (const each of series) {
       const common = { x: each[view.x], legendgroup: each.name, line: { width: 0 }, hoverinfo: "skip", showlegend: false, mode: "lines" };
       traces.push({ ...common, y: each.low });
       traces.push({ ...common, y: each.high, fill: "tonexty", fillcolor: faded(each.colour) });
     }
-    for (const each of figure.series) {
+    for (const each of series) {
       traces.push({
         x: each[view.x],
         y: each.middle,
@@ -51,8 +52,8 @@
         hovertemplate: "%{y:.4g} at %{x}<extra>%{fullData.name}</extra>",
       });
     }
-    const x = figure.series.flatMap((each) => each[view.x]);
-    const y = figure.series.flatMap((each) => [...each.low, ...each.high]);
+    const x = series.flatMap((each) => each[view.x]);
+    const y = series.flatMap((each) => [...each.low, ...each.high]);
     const beside = figure.level === null ? [] : [figure.level];
     const layout = {
       xaxis: axis(now, view.x === "steps" ? "training steps" : "epochs", view.logx ? ticks(x, [1, 2, 5]) : { type: "linear", rangemode: "tozero" }),
@@ -117,13 +118,13 @@
   const repaint = () => paint(chosen || (system.matches ? "dark" : "light"));
 
   for (const name of Object.keys(figures)) {
-    if (figures[name].kind === "lines") views[name] = { x: "steps", logx: false, logy: figures[name].log };
+    if (figures[name].kind === "lines") views[name] = { x: "steps", logx: false, logy: figures[name].log, controls: figures[name].controls };
   }
   for (const group of document.querySelectorAll(".switches")) {
     const name = group.dataset.for;
     const show = () => {
       for (const button of group.querySelectorAll("button")) {
-        const on = button.dataset.x ? views[name].x === button.dataset.x : views[name][`log${button.dataset.log}`];
+        const on = button.dataset.x ? views[name].x === button.dataset.x : views[name][button.dataset.switch];
         button.setAttribute("aria-pressed", String(on));
       }
     };
@@ -132,7 +133,7 @@
       const button = event.target.closest("button");
       if (!button) return;
       if (button.dataset.x) views[name].x = button.dataset.x;
-      else views[name][`log${button.dataset.log}`] = !views[name][`log${button.dataset.log}`];
+      else views[name][button.dataset.switch] = !views[name][button.dataset.switch];
       show();
       draw(name);
     });

@@ -46,8 +46,8 @@ def page(found: Content, drawings: Mapping[str, bytes], files: Mapping[str, list
         files=files,
         sources=sources(),
         version=version,
-        style=(FOLDER / "page.css").read_text(),
-        script=(FOLDER / "page.js").read_text(),
+        style=(FOLDER / "page.css").read_text("utf-8"),
+        script=(FOLDER / "page.js").read_text("utf-8"),
         plotly=get_plotlyjs(),
         # What could end a script is spelt otherwise.
         figures=json.dumps(figures, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
@@ -83,6 +83,7 @@ def _lines(plot: Plot) -> dict[str, Any]:
         "log": log and plot.log,
         "window": plot.window,
         "level": plot.level,
+        "controls": plot.controls,
         "series": series,
     }
 

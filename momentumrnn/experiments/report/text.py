@@ -33,7 +33,8 @@ def as_csv(table: Table) -> str:
 
 def as_latex(table: Table) -> str:
     """The table as it is shown; needs no package."""
-    body = [" & ".join(map(_latex, row.cells)) + r" \\" for row in table.rows]
+    # Braces first: a bracket after a line's end would be its argument.
+    body = ["{}" + " & ".join(map(_latex, row.cells)) + r" \\" for row in table.rows]
     head = " & ".join(map(_latex, table.columns)) + r" \\"
     columns = "l" * len(table.columns)
     return "\n".join(
@@ -62,9 +63,12 @@ def _line(text: str) -> str:
 def as_markdown(table: Table) -> str:
     """The table as it is shown."""
     rows = [table.columns, ("---",) * len(table.columns), *(row.cells for row in table.rows)]
-    return "\n".join(
-        f"| {' | '.join(_line(cell).replace('|', chr(92) + '|') for cell in row)} |" for row in rows
-    )
+    return "\n".join(f"| {' | '.join(_markdown(cell) for cell in row)} |" for row in rows)
+
+
+def _markdown(text: str) -> str:
+    """As it is, whatever signs are in it."""
+    return _line(text).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("](", "]\\(")
 
 
 def results(found: Content, pictures: Sequence[str]) -> str:
