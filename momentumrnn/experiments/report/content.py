@@ -131,13 +131,19 @@ def _section(exhibit: Exhibit, runs: Runs, costs: Sequence[Mapping[str, Any]]) -
 
 def _notes(exhibit: Exhibit) -> list[str]:
     """What a comparison must know, row by row, where the note of the exhibit does not say it for all."""
-    if exhibit.note == RELEASED:
+    if exhibit.note == RELEASED or exhibit.kind == "cost":
         return []
     rows: dict[str, list[str]] = {}
-    for name in exhibit.recipes:
+    every = [line.recipe for line in tables.lines(exhibit) if line.recipe]
+    for name in every:
         if recipe(name).note:
             rows.setdefault(recipe(name).note, []).append(name.partition("/")[2])
-    return [f"{', '.join(names)}: {note}." for note, names in rows.items()]
+    found = []
+    for note, names in rows.items():
+        tasks = {name.split("/")[1] for name in names}
+        whole = sum(name.split("/")[2] in tasks for name in every) == len(names)
+        found.append(f"{', '.join(sorted(tasks) if whole else names)}: {note}.")
+    return found
 
 
 def _status(exhibit: Exhibit, runs: Runs) -> tuple[str, bool]:
