@@ -236,7 +236,7 @@ def test_seeds_that_stop_or_never_learn():
     assert found.columns[2:4] == ("validation loss after 5 steps", "validation loss after 15 steps (seeds)")
     lstm, momentum, adam, *_ = (row.cells for row in found.rows)
     assert lstm[2:] == ("0.1000 ± 0.0000", "0.0200 ± 0.0141 (2); seed 2: epoch 2 of 3", "10 to 15")
-    assert momentum[2:] == ("0.2000", "0.2000 (1)", "never")
+    assert momentum[2:] == ("0.2000", "0.2000 (1)", "not yet")
     assert adam[2:] == ("not run",) * 3
     assert [row.kind for row in found.rows] == ["", "", *["absent"] * 4]
 
@@ -246,7 +246,7 @@ def test_lessons_follow_the_numbers():
     curves = {0: [[0.1, 0.1]], 1: [[0.1, 0.01]], 2: [[0.01, 0.01]], 3: [[0.02, 0.1]]}
     first, second, *_ = tables.lessons(fabricated(curves))
     assert "in this order: AdamLSTM and RMSPropLSTM, then MomentumLSTM." in first
-    assert second.endswith("stayed above 0.0833: LSTM.")
+    assert second.endswith("were not below 0.0833 yet: LSTM.")
     assert not any("in this order" in line for line in tables.lessons(fabricated({0: [[0.1]]})))
 
 
@@ -675,7 +675,8 @@ def measured(device="Abacus 9000", date="2026-01-01T00:00:00+00:00"):
         row = {"eval_ms": 0.25, "train_mb": 8.0, "eval_mb": 4.0, "how": "", "loss": 2.3, "errors": {}}
         rows = {name: {"train_ms": 0.5 if name.startswith("ours") else 2.0, **row} for name in CONTENDERS}
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"device": device, "date": date, "command": command, "rows": rows}))
+        about = {"task": "PMNIST", "hidden_size": 256, "device": device, "date": date, "command": command}
+        path.write_text(json.dumps({**about, "rows": rows}))
         note("ours/LSTM: measured")
 
     return costs
@@ -750,7 +751,8 @@ def bench(path, shape):
     case = {"shape": shape, "cell": "lstm", "momentum": "None", "status": "ok", "sizes": {"T": 2, "B": 3}}
     case["rows"] = {"ours": {"training_ms": 1.5}, "torch": {"training_ms": 3.0}}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"device": "Abacus 9000", "date": "2026-01-01", "cases": [case]}))
+    about = {"device": "Abacus 9000", "date": "2026-01-01", "settings": {"repeats": 3}}
+    path.write_text(json.dumps({**about, "cases": [case]}))
 
 
 def test_benchmarks_of_files_and_folders(tmp_path, capsys):
