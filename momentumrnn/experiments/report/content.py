@@ -104,10 +104,14 @@ def _section(exhibit: Exhibit, runs: Runs, costs: Sequence[Mapping[str, Any]]) -
         if not costs:
             own_tables = [tables.costs(exhibit, {"device": "no device", "rows": {}}, runs)]
         words = f"measured on {', '.join(str(each['device']) for each in costs)}" if costs else "not run"
+        some = bool(costs)
+        if exhibit.recipes:
+            # Times alone say nothing of how many epochs are needed.
+            words, some = _status(exhibit, runs)
         return Section(
             **common,
             status=words,
-            shown=bool(costs),
+            shown=some,
             notes=notes,
             tables=_numbered(own_tables),
             bars=_numbered(bars),
