@@ -30,6 +30,11 @@
     for (let power = Math.min(...powers); power <= Math.max(...powers) + 1; power += 1) {
       for (const digit of digits) found.push(Number(`${digit}e${power}`));
     }
+    const [low, high] = [Math.min(...values.filter((value) => value > 0)), Math.max(...values)];
+    // In a narrow range none of these may lie.
+    if (found.filter((value) => low <= value && value <= high).length < 2 && low < high) {
+      found.push(...[0, 1, 2, 3].map((i) => Number((low + ((high - low) * i) / 3).toPrecision(3))));
+    }
     return { type: "log", tickvals: found, ticktext: found.map(String) };
   }
 
@@ -62,7 +67,7 @@
     for (const level of beside) {
       const at = view.logy ? Math.log10(level) : level;
       layout.shapes = [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: level, y1: level, line: { color: now.faint, dash: "dash", width: 1 } }];
-      layout.annotations = [{ xref: "paper", x: 1, xanchor: "right", y: at, yanchor: "bottom", text: "without memory", showarrow: false, bgcolor: now.ground }];
+      layout.annotations = [{ xref: "paper", x: 1, xanchor: "right", y: at, yanchor: "bottom", text: "without memory", showarrow: false }];
     }
     return [traces, layout];
   }
