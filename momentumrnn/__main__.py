@@ -125,6 +125,8 @@ class Reproduce:
     """Of each row, such as 3, 0-4 or 0,2,7, trained together; by default 0-4, of the demo 0-2."""
     epochs: int | None = None
     """In place of the paper's: a row with fewer is a curve, and gets no verdict."""
+    log_every: int | None = None
+    """Steps between two losses in metrics.jsonl; by default 50, more makes smaller files."""
     rows: tuple[str, ...] = ()
     """Only rows whose name has one of these in it, such as PMNIST/256 or MomentumLSTM."""
     also: tuple[str, ...] = ()

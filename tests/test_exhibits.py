@@ -446,14 +446,16 @@ def test_entries_with_variants():
     assert set(ALSO) == {"as-released", "controls", *CONTROLS}
 
 
-def test_entries_of_other_lengths_are_the_same_runs():
+@pytest.mark.parametrize("field", ["epochs", "log_every"])
+def test_entries_of_other_lengths_are_the_same_runs(field):
     for what in ("table4", "demo"):
-        paper, short = entries(what), entries(what, epochs=3)
+        paper, short = entries(what, **{field: None}), entries(what, **{field: 3})
         assert [each.config.id for each in short] == [each.config.id for each in paper]
-        assert {each.config.epochs for each in short} == {3}
-        assert [replace(e.config, epochs=p.config.epochs) for e, p in zip(short, paper, strict=True)] == [
-            each.config for each in paper
+        assert {getattr(each.config, field) for each in short} == {3}
+        back = [
+            replace(e.config, **{field: getattr(p.config, field)}) for e, p in zip(short, paper, strict=True)
         ]
+        assert back == [each.config for each in paper]
 
 
 @pytest.mark.parametrize(

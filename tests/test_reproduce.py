@@ -398,6 +398,7 @@ def test_stopped_and_killed_anywhere_it_ends_as_if_it_had_not_been(tmp_path):
         (["demo", "--seeds", "1,1"], ["--seeds", "each once", "got '1,1'"]),
         (["demo", "--epochs", "0"], ["--epochs", "expected at least 1", "got 0"]),
         (["figure4", "--epochs", "-3"], ["--epochs", "expected at least 1", "got -3"]),
+        (["demo", "--log-every", "0"], ["--log-every", "expected at least 1", "got 0"]),
         (["demo", "--threads", "0"], ["--threads", "expected at least 1", "got 0"]),
         (["demo", "--rows", "nonsense"], ["--rows", "demo/LSTM", "nonsense"]),
         (["figure4", "--rows", "PMNIST"], ["--rows", "figure4/LSTM", "PMNIST"]),
@@ -850,6 +851,6 @@ def test_the_help_has_a_sentence_for_every_option(capsys, kind):
     assert done.value.code == 0
     # In a box or not, as the terminal is.
     parts = re.split(r"^[^\w\n]*--(?=[a-z])", capsys.readouterr().out, flags=re.MULTILINE)[1:]
-    names = [re.match(r"[a-z]+", part)[0] for part in parts]
+    names = [re.match(r"[a-z-]+", part)[0].replace("-", "_") for part in parts]
     assert names == [field.name for field in fields(kind) if field.name != "what"]
     assert all(re.search(r"\w\.\s", part) for part in parts), parts

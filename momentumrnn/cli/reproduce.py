@@ -31,12 +31,13 @@ def run(options: Any, args: Sequence[str]) -> int:
     try:
         default = "0-2" if demo else "0-4"
         chosen = seeds(default if options.seeds is None else options.seeds)
-        for name in ("epochs", "threads"):
+        for name in ("epochs", "log_every", "threads"):
             value = getattr(options, name)
             if value is not None and value < 1:
-                raise ValueError(f"--{name}: expected at least 1, got {value}")
+                raise ValueError(f"--{name.replace('_', '-')}: expected at least 1, got {value}")
         shown = exhibits(options.what)
-        wanted = entries(options.what, options.rows, options.also, options.epochs)
+        changes = {"epochs": options.epochs, "log_every": options.log_every}
+        wanted = entries(options.what, options.rows, options.also, **changes)
     except ValueError as error:
         return refuse(f"reproduce: {error}")
     if len(shown) == 1 and shown[0].later:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -47,12 +48,12 @@ def exhibits(what: str) -> list[Exhibit]:
 
 
 def entries(
-    what: str, rows: Sequence[str] = (), also: Sequence[str] = (), epochs: int | None = None
+    what: str, rows: Sequence[str] = (), also: Sequence[str] = (), **changes: int | None
 ) -> list[Entry]:
     """The runs that a table or figure needs, each once.
 
     rows: take only those whose name has one of these in it; also: beside each its variants of these names,
-    "controls" for all controls; epochs: in place of the paper's.
+    "controls" for all controls; changes: of each Config, such as epochs; those that are None are none.
 
     >>> [each.name for each in entries("table1", ["Momentum"], ["same-gain"])][1:3]
     ['table1/MomentumLSTM/MNIST/128/same-gain', 'table1/MomentumLSTM/PMNIST/128']
@@ -76,8 +77,8 @@ def entries(
         if not rows or any(row in name for row in rows):
             # A run in two tables, or that is a control of two rows, is one.
             first.setdefault(config.id, Entry(name, config))
-    found = list(first.values())
-    return found if epochs is None else [replace(e, config=replace(e.config, epochs=epochs)) for e in found]
+    given: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
+    return [replace(each, config=replace(each.config, **given)) for each in first.values()]
 
 
 def _varied(base: str, also: Sequence[str]) -> list[str]:
