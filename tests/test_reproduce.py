@@ -541,8 +541,7 @@ def test_what_a_user_put_beside_the_report_stays(tmp_path):
 def test_what_an_older_report_left_is_taken_away(tmp_path):
     assert run_demo("--rows", "gain") == 0
     assert (tmp_path / "report/tables/demo.csv").exists()
-    (tmp_path / "none").mkdir()
-    assert main(["report", "--root", "none"]) == 0
+    assert go("table6", "--device", "cpu", "--root", "none") == 0
     assert not (tmp_path / "report/tables/demo.csv").exists()
     assert not (tmp_path / "report/figures/demo.svg").exists()
 
@@ -563,7 +562,7 @@ def test_an_out_that_is_a_file_is_told_and_left(tmp_path, capsys):
     expected = "--out: expected a new folder or that of a report, got 'report'"
     assert_refused(capsys, f"reproduce: {expected}")
     assert list(tmp_path.iterdir()) == [tmp_path / "report"]
-    (tmp_path / "runs").mkdir()
+    kept(tmp_path / "runs")
     assert main(["report"]) == 1
     assert_refused(capsys, f"report: {expected}")
     assert (tmp_path / "report").read_text() == "mine"
@@ -683,6 +682,11 @@ def measured(device="Abacus 9000", date="2026-01-01T00:00:00+00:00"):
     return costs
 
 
+def kept(root):
+    """A root that a report can be made of, in no time."""
+    measured()(root / "cost-abacus.json", "cpu", "", str)
+
+
 def test_costs_are_measured_and_shown(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(reproduce, "costs", measured())
     assert go("table14", "--device", "cpu", "--root", "here") == 0
@@ -742,9 +746,23 @@ def test_a_folder_named_twice_is_one(tmp_path):
 
 
 def test_a_root_that_is_missing_is_named(tmp_path, capsys):
-    (tmp_path / "one").mkdir()
+    kept(tmp_path / "one")
     assert main(["report", "--root", "one", "two"]) == 1
     assert_refused(capsys, "report: ", "--root", "expected a folder of runs", "'two'")
+    assert not (tmp_path / "report").exists()
+
+
+def test_a_root_of_no_runs_is_refused_and_one_that_is_a_run_says_so(tmp_path, capsys):
+    kept(tmp_path / "one")
+    (tmp_path / "two/something").mkdir(parents=True)
+    for empty in ("two", "two/something"):
+        assert main(["report", "--root", "one", empty]) == 1
+        assert_refused(capsys, "--root: expected a folder of run folders", repr(empty), "which has none")
+    assert run_demo("--rows", "gain", "--out", "demo") == 0
+    folder, *_ = runs_in(tmp_path / "runs")
+    capsys.readouterr()
+    assert main(["report", "--root", str(folder)]) == 1
+    assert_refused(capsys, "--root", repr(str(folder)), f"a run folder: take {str(tmp_path / 'runs')!r}")
     assert not (tmp_path / "report").exists()
 
 
@@ -757,7 +775,7 @@ def bench(path, shape):
 
 
 def test_benchmarks_of_files_and_folders(tmp_path, capsys):
-    (tmp_path / "runs").mkdir()
+    kept(tmp_path / "runs")
     bench(tmp_path / "results/bench/usual.json", "usual128")
     bench(tmp_path / "some/first.json", "first128")
     bench(tmp_path / "some/second.json", "second128")
@@ -779,7 +797,7 @@ def test_benchmarks_of_files_and_folders(tmp_path, capsys):
 
 @pytest.mark.parametrize("names", [["jinja2"], ["matplotlib"], ["plotly"], ["scipy"], ["plotly", "scipy"]])
 def test_packages_that_are_missing_are_named(tmp_path, capsys, monkeypatch, names):
-    (tmp_path / "runs").mkdir()
+    kept(tmp_path / "runs")
     for name in names:
         monkeypatch.setitem(sys.modules, name, None)
     assert main(["report"]) == 1
@@ -806,7 +824,7 @@ def test_without_what_every_command_needs(tmp_path, capsys, monkeypatch, name, c
 def test_the_page_is_opened_if_that_is_wished(tmp_path, capsys, monkeypatch, command, there):
     opened = []
     monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) or there)
-    (tmp_path / "runs").mkdir()
+    kept(tmp_path / "runs")
     args = [command, *(["table6", "--device", "cpu"] if command == "reproduce" else [])]
     assert main([*args, "--open"]) == 0
     assert opened == [(tmp_path / "report/report.html").as_uri()]

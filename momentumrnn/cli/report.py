@@ -15,12 +15,22 @@ BENCH = Path("results/bench")
 def run(options: Any, args: Sequence[str]) -> int:
     """Carry out the command; returns its exit code."""
     try:
-        files = benchmarks(options.bench)
-        page = report(options.root, options.out, files)
+        for root in options.root:
+            _check(root)
+        page = report(options.root, options.out, benchmarks(options.bench))
     except (ReportError, RunError) as error:
         return refuse(f"report: {error}", 1)
     show(page, options.open)
     return 0
+
+
+def _check(root: Path) -> None:
+    """Refuse a folder of which there is nothing to show; one that is not there is refused by the report."""
+    inside = [path.parent for path in root.rglob("config.json")]
+    if any(path != root for path in inside) or any(root.rglob("cost-*.json")) or not root.is_dir():
+        return
+    odd = f"which is a run folder: take {str(root.resolve().parent)!r}" if inside else "which has none"
+    raise ReportError(f"--root: expected a folder of run folders, got {str(root)!r}, {odd}")
 
 
 def benchmarks(given: Sequence[Path]) -> list[Path]:
