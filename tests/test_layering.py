@@ -166,7 +166,7 @@ MAY_IMPORT = {
     },
     "cli.recipes": {"experiments.paper", "cli.run", "cli.words"},
     "cli.runs": {"experiments", "experiments.folders", "cli.words"},
-    "cli.report": {"experiments.folders", "experiments.report", "cli.words"},
+    "cli.report": {"experiments.folders", "experiments.report", "experiments.report.bars", "cli.words"},
     "cli.reproduce": {
         "provenance",
         "experiments.cost",

@@ -568,10 +568,17 @@ def test_an_out_that_is_a_file_is_told_and_left(tmp_path, capsys):
     assert (tmp_path / "report").read_text() == "mine"
 
 
-def test_files_of_benchmarks_are_looked_for_before_anything_runs(tmp_path, capsys):
-    assert run_demo("--bench", "nowhere.json") in (1, 2)
-    assert_refused(capsys, "--bench", "'nowhere.json'")
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize("content", [None, "[]", "mine", '{"cases": []}'])
+def test_files_of_benchmarks_are_looked_for_before_anything_runs(tmp_path, capsys, content):
+    """One that is not there, or of another kind, is named."""
+    path = tmp_path / "some.json"
+    if content is not None:
+        path.write_text(content)
+    before = tree(tmp_path)
+    for given in ("some.json", ".") if content else ("some.json",):
+        assert run_demo("--bench", given) == 1
+        assert_refused(capsys, "--bench: expected a file of momentumrnn bench --json", f"got {given!r}")
+    assert tree(tmp_path) == before
 
 
 @pytest.fixture
@@ -793,6 +800,11 @@ def test_benchmarks_of_files_and_folders(tmp_path, capsys):
     assert main(["report", "--bench", "some", "nowhere"]) == 1
     assert_refused(capsys, "report: --bench: ", "'nowhere'")
     assert not (tmp_path / "report/report.html").exists()
+    # Of a folder those of the benchmark are taken; a file is to be one.
+    (tmp_path / "some/other.json").write_text("{}")
+    assert main(["report", "--bench", "some", "some/other.json"]) == 1
+    assert_refused(capsys, "report: --bench: ", "'some/other.json'")
+    assert main(["report", "--bench", "some"]) == 0
 
 
 @pytest.mark.parametrize("names", [["jinja2"], ["matplotlib"], ["plotly"], ["scipy"], ["plotly", "scipy"]])

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..experiments.folders import RunError
 from ..experiments.report import ReportError, report
+from ..experiments.report.bars import speed
 from .words import refuse
 
 BENCH = Path("results/bench")
@@ -37,9 +38,11 @@ def benchmarks(given: Sequence[Path]) -> list[Path]:
     """The files that are meant: of a folder all; with none given those of results/bench here, if there."""
     found: list[Path] = []
     for path in given or [BENCH] * BENCH.is_dir():
-        if not path.exists():
-            raise ReportError(f"--bench: expected files of momentumrnn bench, or folders, got {str(path)!r}")
-        found += sorted(path.glob("*.json")) if path.is_dir() else [path]
+        files = sorted(path.glob("*.json")) if path.is_dir() else [path]
+        if given and not speed(files):
+            expected = "a file of momentumrnn bench --json with a training step to show, or a folder"
+            raise ReportError(f"--bench: expected {expected}, got {str(path)!r}")
+        found += files
     return found
 
 
