@@ -501,6 +501,18 @@ def test_a_row_that_cannot_go_on_does_not_keep_the_others(tmp_path, capsys):
     assert (tmp_path / "report/report.html").exists()
 
 
+def test_rows_that_another_process_trains_are_no_failures(tmp_path, capsys, monkeypatch):
+    changed(monkeypatch, ROWS[2], **TORN)
+    other = folders.Folder(tmp_path / "runs", RECIPES[ROWS[1]].config, 1)
+    with other.locked():
+        assert figure4() == 1
+    out, err = capsys.readouterr()
+    assert f"2/3 {ROWS[1]}: another process trains it" in out
+    busy = "rows that another process trains: 1, so run this again when it has ended"
+    assert err == f"momentumrnn: reproduce: {ROWS[2]}: not finite: seeds 0-1; {busy}\n"
+    assert (tmp_path / "report/report.html").exists()
+
+
 def test_a_demo_of_which_no_epoch_was_finite(tmp_path, capsys, monkeypatch):
     """It is told, network by network."""
     monkeypatch.setattr(demo, "SETTINGS", {**demo.SETTINGS, **TORN})

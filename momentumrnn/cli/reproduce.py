@@ -13,7 +13,7 @@ from rich.table import Table
 from ..experiments.cost import costs, place
 from ..experiments.data import DataError
 from ..experiments.exhibits import Exhibit
-from ..experiments.folders import RunError
+from ..experiments.folders import LockedError, RunError
 from ..experiments.plan import Entry, Item, entries, exhibits, plan
 from ..experiments.report import ReportError, check, lacking, report
 from ..experiments.report import tables as made
@@ -66,12 +66,20 @@ def run(options: Any, args: Sequence[str]) -> int:
         return _plan(console, wanted, chosen, options, device, bool(measured))
     if lacking():
         _say(console, f"There will be no page: {lacking()}")
-    failed = [f"{len(absent)} rows lack data"] if absent else []
+    failed, busy = [f"{len(absent)} rows lack data"] if absent else [], 0
     wanted = [each for each in wanted if each.name not in absent]
     try:
         for i, each in enumerate(wanted, 1):
             title = f"{i}/{len(wanted)} {each.name}"
-            failed += _train(console, title, each, chosen, options, device.type, args)
+            try:
+                failed += _train(console, title, each, chosen, options, device.type, args)
+            except LockedError:
+                _say(console, f"{title}: another process trains it")
+                busy += 1
+            except RunError as error:
+                # One row that can't go on is no reason to leave the others.
+                _say(console, f"{title}: {error}")
+                failed.append(f"{each.name} failed")
         if measured:
             failed += _measure(console, options.root, device.type, args)
     except Interrupted as stopped:
@@ -83,6 +91,8 @@ def run(options: Any, args: Sequence[str]) -> int:
             show(report([options.root], options.out, files), options.open)
     except (ReportError, RunError) as error:
         return refuse(f"reproduce: {error}", 1)
+    if busy:
+        failed.append(f"rows that another process trains: {busy}, so run this again when it has ended")
     return refuse(f"reproduce: {'; '.join(failed)}", 1) if failed else 0
 
 
@@ -111,22 +121,17 @@ def _train(
     args: Sequence[str],
 ) -> list[str]:
     """Bring one row to its end; returns what failed, in words."""
-    try:
-        with display(console, title) as watcher:
-            results = train(
-                each.config,
-                chosen,
-                root=options.root,
-                data=options.data,
-                device=device,
-                threads=options.threads,
-                watcher=watcher,
-                command=recorded(args),
-            )
-    except RunError as error:
-        # One row that can't go on is no reason to leave the others.
-        _say(console, f"{title}: {error}")
-        return [f"{each.name} failed"]
+    with display(console, title) as watcher:
+        results = train(
+            each.config,
+            chosen,
+            root=options.root,
+            data=options.data,
+            device=device,
+            threads=options.threads,
+            watcher=watcher,
+            command=recorded(args),
+        )
     if not watcher.trained:
         _say(console, f"{title}: done already")
     frozen = [result["seed"] for result in results if result["frozen"]]

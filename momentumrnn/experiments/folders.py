@@ -31,6 +31,10 @@ class RunError(RuntimeError):
     """A run that can't be begun or go on; the message says which, why, and what to do."""
 
 
+class LockedError(RunError):
+    """A run that another process trains."""
+
+
 class Folder:
     """One run's folder, of one seed."""
 
@@ -56,7 +60,7 @@ class Folder:
                         break
                 time.sleep(0.05)
             else:
-                raise RunError(f"{self.path} is being written by another process: wait for it, or stop it")
+                raise LockedError(f"{self.path} is being written by another process: wait for it, or stop it")
             yield
 
     def begin(self, over: bool = False) -> None:
