@@ -608,10 +608,12 @@ def timed(monkeypatch):
 
 def test_a_plan_runs_and_writes_nothing(tmp_path, capsys, timed):
     assert figure4("--plan", "--threads", "1") == 0
-    rows = shown(capsys.readouterr().out, ROWS)
+    out = capsys.readouterr().out
+    rows = shown(out, ROWS)
     assert all(row == ["2", "-", "seeds 0-1", "40 s"] for row in rows.values())
     # LSTM, a linear momentum, and another are timed, each once.
     assert [(seeds, *rest) for _, seeds, *rest in timed] == [(2, "cpu", 1)] * 3
+    assert re.findall(r"^timing (\S+)$", out, re.MULTILINE) == ROWS
     assert list(tmp_path.iterdir()) == []
 
 
@@ -654,7 +656,11 @@ def test_all_is_every_row_once(capsys, timed):
     assert len(named) == len(set(named))
     needed = {RECIPES[name].config.id for each in EXHIBITS.values() for name in each.recipes}
     assert {RECIPES[name].config.id for name in named} == needed
-    assert f"{len(named)} of {len(named)} rows to run" in out
+    absent = sum("MNIST" in name for name in named)
+    assert 0 < absent < len(named)
+    assert f"{len(named) - absent} of {len(named)} rows to run" in out
+    assert f"with their data {absent} more: " in out
+    assert out.count("; no data ") == absent
 
 
 def test_variants_stand_beside_their_rows(capsys, timed):

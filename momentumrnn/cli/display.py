@@ -150,11 +150,11 @@ def label(config: Config) -> str:
 def duration(seconds: float) -> str:
     """A time in words.
 
-    >>> duration(75), duration(600), duration(9000)
-    ('75 s', '10 min', '2.5 h')
+    >>> duration(75), duration(600), duration(9000), duration(216_000)
+    ('75 s', '10 min', '2.5 h', '2.5 days')
     """
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.1f} days"

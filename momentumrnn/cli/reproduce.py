@@ -1,7 +1,8 @@
 """The command `momentumrnn reproduce`: runs what a table or figure lacks, then makes the report."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def run(options: Any, args: Sequence[str]) -> int:
     for text in dict.fromkeys(absent.values()):
         _say(console, f"{sum(why == text for why in absent.values())} rows can't be run: {text}")
     if options.plan:
-        return _plan(console, wanted, chosen, options, device, bool(measured))
+        return _plan(console, wanted, absent, chosen, options, device, bool(measured))
     if lacking():
         _say(console, f"There will be no page: {lacking()}")
     failed, busy = [f"{len(absent)} rows lack data"] if absent else [], 0
@@ -149,15 +150,24 @@ def _measure(console: Console, root: Path, device: str, args: Sequence[str]) -> 
 
 
 def _plan(
-    console: Console, wanted: list[Entry], chosen: list[int], options: Any, device: Any, measured: bool
+    console: Console,
+    wanted: list[Entry],
+    absent: Container[str],
+    chosen: list[int],
+    options: Any,
+    device: Any,
+    measured: bool,
 ) -> int:
-    """What would run, how long, what is there."""
+    """What would run, how long, what is there; absent: rows whose data are missing."""
     console.print(
         f"on {escape(device_name(device.type))}, by some steps of each kind that are timed now",
         highlight=False,
     )
-    with console.status("timing some steps"):
-        items = plan(wanted, chosen, options.root, device, options.threads)
+    with console.status("timing some steps") as status:
+        note = status.update if console.is_terminal else partial(_say, console)
+        items = plan(wanted, chosen, options.root, device, options.threads, note)
+    todo = [item for item in items if item.left and item.entry.name not in absent]
+    idle = [item for item in items if item.left and item.entry.name in absent]
     table = Table(box=box.SIMPLE_HEAD)
     for title in ("row", "epochs", "done", "to do", "time"):
         table.add_column(title, justify="right" if title in ("epochs", "time") else "left", overflow="fold")
@@ -166,16 +176,14 @@ def _plan(
             item.entry.name,
             str(item.entry.config.epochs),
             _seeds(item.done) + (f", failed: {several(item.frozen)}" if item.frozen else ""),
-            _left(item),
+            _left(item) + ("; no data" if item in idle else ""),
             duration(item.seconds) if item.left else "-",
         )
     console.print(table)
-    todo = [item for item in items if item.left]
-    total = sum(item.seconds for item in items)
-    _say(
-        console,
-        f"{len(todo)} of {len(items)} rows to run: {duration(total)} in all, without what else runs here",
-    )
+    total = duration(sum(item.seconds for item in todo))
+    _say(console, f"{len(todo)} of {len(items)} rows to run: {total} in all, without what else runs here")
+    if idle:
+        _say(console, f"with their data {len(idle)} more: {duration(sum(item.seconds for item in idle))}")
     if measured:
         path = place(options.root, device_name(device.type))
         _say(

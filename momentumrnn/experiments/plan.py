@@ -1,6 +1,6 @@
 """What is to be run for a table or figure of the paper, what of it is there, and how long the rest takes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -92,8 +92,12 @@ def plan(
     root: Path,
     device: torch.device,
     threads: int | None = None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> list[Item]:
-    """What is there of these runs, and how long the rest takes, by steps that are timed now."""
+    """What is there of these runs, and how long the rest takes, by steps that are timed now.
+
+    note: told of each row that is about to be timed.
+    """
     runs = gather([root]) if root.is_dir() else None
     paces: dict[tuple[object, ...], float] = {}
     items = []
@@ -122,6 +126,7 @@ def plan(
                 len(left),
             )
             if key not in paces:
+                note(f"timing {each.name}")
                 paces[key] = epoch_seconds(config, len(left), device, threads)
             seconds = paces[key] * max(left.values())
         items.append(Item(each, tuple(done), left, tuple(frozen), seconds))
