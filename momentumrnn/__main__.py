@@ -80,7 +80,8 @@ class Run:
     device: Literal["cpu", "cuda"] | None = None
     """By default cuda, if there is one."""
     threads: int | None = None
-    """CPU threads; by default as many as torch takes."""
+    """CPU threads; by default as many as torch takes. Where others work on the same machine 1 is faster, for
+    torch's threads wait for one another."""
     tensorboard: bool = False
     """Write TensorBoard's files into the run folders too."""
 
@@ -146,7 +147,8 @@ class Reproduce:
     device: Literal["cpu", "cuda"] | None = None
     """By default cuda, if there is one; for the demo cpu."""
     threads: int | None = None
-    """CPU threads; by default as many as torch takes."""
+    """CPU threads; by default as many as torch takes. Where others work on the same machine 1 is faster, for
+    torch's threads wait for one another."""
 
 
 @dataclass(frozen=True)

@@ -198,6 +198,14 @@ def test_unknown_flags_name_the_nearest(args, expected, capsys):
     assert expected in "".join(capsys.readouterr())
 
 
+@pytest.mark.parametrize("command", ["run", "reproduce"])
+def test_the_help_says_when_fewer_threads_are_faster(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    words = " ".join(re.findall(r"\w+", capsys.readouterr().out))
+    assert "Where others work on the same machine 1 is faster" in words
+
+
 def test_places_that_cannot_be_used_are_named(tmp_path, monkeypatch, capsys):
     file = tmp_path / "file"
     file.write_text("")
