@@ -644,7 +644,8 @@ def test_a_plan_needs_neither_data_nor_packages(tmp_path, capsys, monkeypatch, t
     assert go("table16", "--plan", "--device", "cpu", "--root", "there") == 0
     out = capsys.readouterr().out
     assert "table1/SRLSTM-released/PMNIST/256" in out
-    assert re.search(r"costs of a sample.*there/cost-\S+\.json$", out, re.MULTILINE)
+    assert "GPU" not in out
+    assert re.search(r"costs of a sample.*on a CPU.*there/cost-\S+\.json$", out, re.MULTILINE)
     assert "is there" not in out
     assert list(tmp_path.iterdir()) == []
 
@@ -732,6 +733,17 @@ def test_costs_are_measured_and_shown(tmp_path, capsys, monkeypatch):
     capsys.readouterr()
     assert go("table15", "--plan", "--device", "cpu", "--root", "here") == 0
     assert "is there" in capsys.readouterr().out
+
+
+def test_stopped_while_costs_are_measured_it_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+    def stops(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(reproduce, "costs", stops)
+    assert go("table14", "--device", "cpu") == 130
+    out = capsys.readouterr().out
+    assert re.search(r"Stopped; .* To go on: \S*momentumrnn reproduce table14 --device cpu\n", out)
+    assert not (tmp_path / "report").exists()
 
 
 def test_costs_that_cannot_be_measured_keep_nobody_from_the_page(tmp_path, capsys, monkeypatch):

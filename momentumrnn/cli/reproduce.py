@@ -1,5 +1,6 @@
 """The command `momentumrnn reproduce`: runs what a table or figure lacks, then makes the report."""
 
+import signal
 import sys
 from collections.abc import Container, Sequence
 from functools import partial
@@ -83,9 +84,9 @@ def run(options: Any, args: Sequence[str]) -> int:
                 failed.append(f"{each.name} failed")
         if measured:
             failed += _measure(console, options.root, device.type, args)
-    except Interrupted as stopped:
+    except (Interrupted, KeyboardInterrupt) as stopped:
         _say(console, f"Stopped; all is saved. To go on: {spelt(args)}")
-        return 128 + stopped.number
+        return 128 + (stopped.number if isinstance(stopped, Interrupted) else signal.SIGINT)
     try:
         if not lacking():
             _results(console, shown, demo, options.root)
@@ -186,10 +187,8 @@ def _plan(
         _say(console, f"with their data {len(idle)} more: {duration(sum(item.seconds for item in idle))}")
     if measured:
         path = place(options.root, device_name(device.type))
-        _say(
-            console,
-            f"and the costs of a sample, three minutes on a GPU: {path}{' is there' * path.exists()}",
-        )
+        takes = {"cuda": "three minutes", "cpu": "some minutes, on a CPU without memory"}[device.type]
+        _say(console, f"and the costs of a sample, {takes}: {path}{' is there' * path.exists()}")
     return 0
 
 
