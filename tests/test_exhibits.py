@@ -337,6 +337,7 @@ def test_the_report_shows_the_hyper_parameters(name, report):
 def test_the_report_shows_the_grids(report):
     for i, title in enumerate(GRIDS, 1):
         found = rows(report[f"figure7-{i}"])
+        assert title.removesuffix(", %").split()[-1] in exhibit("figure7").title.lower()
         assert tuple(float(row["mu"]) for row in found) == GRID_MU
         for row, values in zip(found, GRIDS[title], strict=True):
             assert [float(row[f"step_{step:g}"]) for step in GRID_STEP] == list(values)

@@ -339,7 +339,7 @@ EXHIBITS = {
                 *_absent("TIMIT, n = 322", "speech"),
             ),
         ),
-        Exhibit("figure7", "Accuracy by mu and step", "place", later=LATER["grid"]),
+        Exhibit("figure7", "Accuracy, error and perplexity by mu and step", "place", later=LATER["grid"]),
         Exhibit("figure8", "An example of the copying task", "drawing"),
         Exhibit(
             "figure9",
