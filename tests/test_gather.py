@@ -663,6 +663,13 @@ def test_what_is_no_folder(runs):
     said(gather([runs]))
 
 
+def test_a_run_without_a_result_has_dashes_for_what_only_a_result_says(tmp_path):
+    make(tmp_path, PMNIST, 0, rising(0.93, 20, 20), result=False)
+    (row,) = tables.folders(gather([tmp_path])).rows
+    assert row.cells[3:] == ("-", "-", "-")
+    assert row.data["command"] == ""
+
+
 def test_a_name_of_two_lines_is_one_row(runs):
     (runs / "two\nlines").mkdir()
     table = tables.folders(gather([runs]))

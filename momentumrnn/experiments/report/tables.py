@@ -472,7 +472,7 @@ def folders(runs: Runs) -> Table:
         groups.setdefault(key, []).append(seed)
     for (name, state, device, commit, command), seeds in groups.items():
         numbers = sorted(seed.seed for seed in seeds if seed.seed >= 0)
-        shown = (name, _numbers(numbers), state, device, commit[:10], command)
+        shown = (name, _numbers(numbers), state, *(text or "-" for text in (device, commit[:10], command)))
         data = {"run": name, "seeds": " ".join(map(str, numbers)), "state": state, "device": device}
         kind = "" if seeds[0].state == "done" else "absent"
         rows.append(Row(shown, {**data, "commit": commit, "command": command}, kind))
