@@ -56,7 +56,8 @@ def nearest(name: str, known: Sequence[str] | dict[str, Any]) -> str:
     "; did you mean 'HeavyBall'?"
     """
     lower = {k.lower(): k for k in known}
-    found = [lower[m] for m in get_close_matches(name.lower(), lower, n=3, cutoff=0.6)]
+    most = 1 if name.lower() in lower else 3
+    found = [lower[m] for m in get_close_matches(name.lower(), lower, n=most, cutoff=0.6)]
     return f"; did you mean {' or '.join(map(repr, found))}?" if found else ""
 
 

@@ -392,6 +392,7 @@ def test_stopped_and_killed_anywhere_it_ends_as_if_it_had_not_been(tmp_path):
     ("args", "words"),
     [
         (["tabel1"], ["there is no 'tabel1' to reproduce", "did you mean 'table1'"]),
+        (["Table1"], ["there is no 'Table1' to reproduce; did you mean 'table1'?"]),
         (["figure12"], ["there is no 'figure12' to reproduce", "did you mean ", "'figure1'"]),
         ([""], ["there is no '' to reproduce; expected demo, all, or one of table1"]),
         (["demo", "--seeds", "a"], ["--seeds", "expected such as 3, 0-4 or 0,2,7", "got 'a'"]),
@@ -401,6 +402,8 @@ def test_stopped_and_killed_anywhere_it_ends_as_if_it_had_not_been(tmp_path):
         (["demo", "--log-every", "0"], ["--log-every", "expected at least 1", "got 0"]),
         (["demo", "--threads", "0"], ["--threads", "expected at least 1", "got 0"]),
         (["demo", "--rows", "nonsense"], ["--rows", "demo/LSTM", "nonsense"]),
+        (["table1", "--rows", "momentumlstm"], ["--rows", "; did you mean 'MomentumLSTM'?"]),
+        (["table1", "--rows", "PMNIST/265"], ["--rows", "; did you mean 'PMNIST/256'"]),
         (["figure4", "--rows", "PMNIST"], ["--rows", "figure4/LSTM", "PMNIST"]),
         (["figure4", "--also", "contrls"], ["--also", "as-released", "'contrls'", "did you mean 'controls'"]),
         (["demo", "--also", "nonsense"], ["--also", "expected some of as-released", "'nonsense'"]),

@@ -250,6 +250,8 @@ def test_nearest():
     assert nearest("adan", {"Adam": 1}) == "; did you mean 'Adam'?"
     assert nearest("batch", ["batch_size"]) == "; did you mean 'batch_size'?"
     # The best first, and three at most.
-    many = nearest("abcd", ["abcx", "abcd", "abcy", "abcz", "zzzz"])
+    many = nearest("abcde", ["abcx", "abcd", "abcy", "abcz", "zzzz"])
     assert many.startswith("; did you mean 'abcd' or 'abc")
     assert many.count("'") == 6
+    # But for its case it is one: no other is meant.
+    assert nearest("ABCD", ["abcx", "abcd"]) == "; did you mean 'abcd'?"

@@ -1,6 +1,6 @@
 """What is to be run for a table or figure of the paper, what of it is there, and how long the rest takes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,7 @@ def entries(
     for row in rows:
         if not any(row in name for name in named):
             some = f"a part of a row's name, such as {next(iter(named))!r}" if named else f"none for {what}"
-            raise ValueError(f"--rows: expected {some}, got {row!r}")
+            raise ValueError(f"--rows: expected {some}, got {row!r}{nearest(row, _parts(named, row))}")
     first: dict[str, Entry] = {}
     for name, config in named.items():
         if not rows or any(row in name for row in rows):
@@ -79,6 +79,12 @@ def entries(
             first.setdefault(config.id, Entry(name, config))
     given: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
     return [replace(each, config=replace(each.config, **given)) for each in first.values()]
+
+
+def _parts(names: Iterable[str], row: str) -> list[str]:
+    """What of these names has as many words as the row has."""
+    count, found = row.count("/") + 1, [name.split("/") for name in names]
+    return ["/".join(words[i : i + count]) for words in found for i in range(len(words) - count + 1)]
 
 
 def _varied(base: str, also: Sequence[str]) -> list[str]:
