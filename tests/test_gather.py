@@ -28,6 +28,7 @@ from momentumrnn.experiments.exhibits import EXHIBITS, exhibit
 from momentumrnn.experiments.folders import Folder, RunError
 from momentumrnn.experiments.paper import recipe
 from momentumrnn.experiments.report import ReportError, curves, figures, report, tables
+from momentumrnn.experiments.report.findings import findings
 from momentumrnn.experiments.report.gather import gather, outcome, read
 from momentumrnn.experiments.report.text import as_csv, as_latex, as_markdown, results
 from momentumrnn.experiments.tasks import Data, generator
@@ -301,6 +302,69 @@ def test_a_control_beside_its_network(tmp_path):
     runs = gather([tmp_path])
     assert row(runs, f"{ROW}/same-step").data["mean"] == pytest.approx(90.0)
     assert row(runs, plain).cells[8] == "quoted: no verdict"
+
+
+def test_gains_in_sentences(tmp_path):
+    """Over the plain network of the same training, the paper's over what it quotes; and what controls do."""
+    base, table = "table11/LSTM/PMNIST/128", exhibit("table11")
+    assert findings(table, gather([tmp_path])) == []
+    for seed, value in enumerate((0.920, 0.921, 0.922)):
+        make(tmp_path, recipe(base).config, seed, rising(value, 140), rising(0.94, 140))
+    assert findings(table, gather([tmp_path])) == []
+    for seed, value in enumerate((0.925, 0.928, 0.928)):
+        make(tmp_path, PMNIST, seed, rising(value, 140), rising(0.94, 140))
+    (found,) = findings(table, gather([tmp_path]))
+    low, high = stats.ttest_1samp([0.5, 0.7, 0.6], 0).confidence_interval()
+    assert found == (
+        "PMNIST, n = 128: above our LSTM of the same training, by validation: MomentumLSTM "
+        f"+0.60 [+{low:.2f}, +{high:.2f}]. In print: MomentumLSTM +1.40, above the 92.00 that it quotes from "
+        "Helfrich. Best on test, our LSTM has 92.10. Controls without momentum: none other was run for "
+        "MomentumLSTM."
+    )
+    # SRLSTM's printed number is of another cell.
+    make(tmp_path, recipe("table11/SRLSTM/PMNIST/128").config, 0, rising(0.9, 140), rising(0.94, 140))
+    for key, above in (("same-gain", 0.02), ("same-forget-bias", 0.0)):
+        for seed, value in enumerate((0.924, 0.930, 0.927)):
+            config = recipe(f"{ROW}/{key}").config
+            make(tmp_path, config, seed, rising(value + above, 140), rising(0.94, 140))
+    (found,) = findings(table, gather([tmp_path]))
+    assert "SRLSTM -2.10" in found
+    assert found.count("SRLSTM") == 2
+    assert (
+        "Controls without momentum: same gain better than MomentumLSTM; same forget bias not to be told from "
+        "MomentumLSTM; none other was run for SRLSTM." in found
+    )
+    # Of a run that goes on nothing is said.
+    make(tmp_path, recipe("table11/AdamLSTM/PMNIST/128").config, 0, rising(0.95, 20, 20), result=False)
+    assert findings(table, gather([tmp_path])) == [found]
+
+
+def test_gains_of_orthogonal_networks(tmp_path):
+    """Without a validation the best counts; the paper has a plain network of its own."""
+    for name, value in (("DTRIV", 0.95), ("MomentumDTRIV", 0.949)):
+        config = recipe(f"table4/{name}/PMNIST/170/as-released").config
+        make(tmp_path, config, 0, rising(value, 140, config.epochs))
+    (found,) = findings(exhibit("table4"), gather([tmp_path]))
+    assert found == (
+        "PMNIST, n = 170, as released: above our DTRIV of the same training, best on test: MomentumDTRIV "
+        "-0.10. In print: MomentumDTRIV +0.16, above its own. Best on test, our DTRIV has 95.00. Controls "
+        "without momentum: none other was run for MomentumDTRIV."
+    )
+
+
+def test_minutes_of_runs_as_they_were(tmp_path):
+    """By the clock in their metrics, beside those made of costs; none where a seed is not there yet."""
+    config = recipe("table1/LSTM/PMNIST/256").config
+    for seed, at in enumerate((20, 30)):
+        make(tmp_path, config, seed, [0.5] * (at - 1) + [0.93] * (151 - at))
+    found = {"device": "a device", "rows": {"ours/LSTM": {"train_ms": 0.01, "eval_ms": 0.002, "how": ""}}}
+    row = tables.costs(exhibit("table16"), found, gather([tmp_path])).rows[0]
+    ours, as_run = 25 * (55_000 * 0.01 + 10_000 * 0.002) / 60e3, 25 / 8 / 60
+    assert (row.data["ours"], row.data["as_run"]) == pytest.approx((ours, as_run))
+    assert row.cells[3:6] == ("25.0 (2)", f"{ours:.3g}", f"{as_run:.3g}")
+    make(tmp_path, config, 2, [0.5] * 150)
+    row = tables.costs(exhibit("table16"), found, gather([tmp_path])).rows[0]
+    assert row.cells[3:6] == ("25.0 (2); not reached: seed 2", "", "")
 
 
 def test_a_control_of_a_network_that_goes_on(tmp_path):

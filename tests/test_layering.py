@@ -101,6 +101,13 @@ MAY_IMPORT = {
         "experiments.report.gather",
         "experiments.report.numbers",
     },
+    "experiments.report.findings": {
+        "experiments.exhibits",
+        "experiments.paper",
+        "experiments.report.gather",
+        "experiments.report.numbers",
+        "experiments.report.tables",
+    },
     "experiments.report.curves": {
         "experiments.demo",
         "experiments.exhibits",
@@ -117,6 +124,7 @@ MAY_IMPORT = {
         "experiments.paper",
         "experiments.report.bars",
         "experiments.report.curves",
+        "experiments.report.findings",
         "experiments.report.gather",
         "experiments.report.tables",
     },

@@ -302,7 +302,8 @@ EXHIBITS = {
             _costs({model: (value,) for model, value in _MINUTES.items()}, "minutes", runs=True),
             metric="minutes",
             note="Ours: the epochs that the runs of table 1 needed, times the time of an epoch of one seed "
-            "by itself, training and evaluation, from table 14.",
+            "by itself, training and evaluation, from table 14. As run: the clock of those runs themselves, "
+            "in which all seeds are trained together.",
         ),
         Exhibit("figure1", "The cells", "drawing"),
         Exhibit("figure2", "Norms of gradients over time", "place", later=LATER["norms"]),

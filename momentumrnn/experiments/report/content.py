@@ -11,6 +11,7 @@ from ..paper import RECIPES, recipe, variants
 from . import curves, tables
 from .bars import Bars, cost, speed
 from .curves import Plot
+from .findings import findings
 from .gather import COUNTED, STATES, Runs, outcome
 from .tables import Row, Table
 
@@ -79,7 +80,7 @@ def _summary(runs: Runs) -> tuple[str, ...]:
 
 def _section(exhibit: Exhibit, runs: Runs, costs: Sequence[Mapping[str, Any]]) -> Section:
     command = f"momentumrnn reproduce {exhibit.name} --seeds 0-4"
-    notes = (*filter(None, (exhibit.note,)), *_notes(exhibit))
+    notes = (*findings(exhibit, runs), *filter(None, (exhibit.note,)), *_notes(exhibit))
     common: dict[str, Any] = {"name": exhibit.name, "heading": exhibit.label, "title": exhibit.title}
     if exhibit.kind in ("results", "curves"):
         plots = tuple(curves.plots(exhibit, runs))

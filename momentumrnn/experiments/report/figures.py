@@ -93,6 +93,7 @@ def lines(plots: Sequence[Plot], title: str) -> Any:
             elif plot.window is not None:
                 axes.set_ylim(plot.window)
             axes.set_xlim(left=0)
+            axes.locator_params("x", nbins=5)
             axes.set_xlabel("training steps")
             axes.grid(color="0.92")
             axes.set_axisbelow(True)

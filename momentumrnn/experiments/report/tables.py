@@ -111,7 +111,7 @@ def _of_run(line: Line, row: Recipe, found: Outcome, with_momentum: Outcome | No
     digits = 2 if accuracy else 5
     own = found.best if accuracy else found.trained
     key = row.name.rpartition("/")[2]
-    trained = {**_TRAINED, line.recipe.rpartition("/")[2]: "default"}[key]
+    trained = {**TRAINED, line.recipe.rpartition("/")[2]: "default"}[key]
     data = _data(line, "", row)
     if own:
         data |= {"n": len(own), "mean": mean(own.values()), "sd": _sd(own), "epochs": found.epochs}
@@ -136,7 +136,7 @@ def _of_run(line: Line, row: Recipe, found: Outcome, with_momentum: Outcome | No
         printed(line.published, digits) if with_momentum is None else "",
         "; ".join(filter(None, (_spread(own, digits, count=True), _missing(found)))) or NOT_RUN,
         _spread(found.valid, digits) or ("-" if found else NOT_RUN),
-        _shown(interval, digits),
+        signed(interval, digits),
         words,
     )
     return Row(cells, data, "absent" if not found else "control" if with_momentum is not None else "")
@@ -155,8 +155,7 @@ def _judged(
         return None, SHORT if any(found.short.values()) else "begun" if found else NOT_RUN
     some = "" if not found.short and not found.frozen else f"; of {len(own)} seeds"
     if with_momentum is not None:
-        pairs = ((with_momentum.valid, found.valid), (with_momentum.best, found.best))
-        theirs, ours = next((pair for pair in pairs if all(pair)), ({}, {}))
+        theirs, ours = _chosen(with_momentum, found)
         if not theirs:
             return None, "the network with momentum is not at its end"
         interval = against_seeds(theirs, ours)
@@ -175,7 +174,18 @@ def _judged(
     return interval, verdict(list(own.values()), paper) + some + terms
 
 
-_TRAINED = {
+def paired(first: Outcome, second: Outcome) -> Interval:
+    """By how much the first is above the second, seed by seed."""
+    return against_seeds(*_chosen(first, second))
+
+
+def _chosen(first: Outcome, second: Outcome) -> tuple[Mapping[int, float], Mapping[int, float]]:
+    """What two are compared by: their test at the epoch that validation selects, else their best."""
+    pairs = ((first.valid, second.valid), (first.best, second.best))
+    return next((pair for pair in pairs if all(pair)), ({}, {}))
+
+
+TRAINED = {
     "as-released": "as released",
     "same-step": "control: same step",
     "same-gain": "control: same gain",
@@ -326,6 +336,7 @@ def _minutes(exhibit: Exhibit, found: Mapping[str, Any], runs: Runs) -> Table:
         "paper",
         "epochs needed (seeds)",
         "ours",
+        "ours, as run (seeds together)",
         "the paper's listing, here",
         "torch.nn",
     )
@@ -335,14 +346,15 @@ def _minutes(exhibit: Exhibit, found: Mapping[str, Any], runs: Runs) -> Table:
             row = recipe(name)
             if name != line.recipe and name.rpartition("/")[2] != "as-released":
                 continue
-            needed = {n: epochs_to(seed, GOAL, row.config.epochs) for n, seed in runs.of(row.config).items()}
-            reached = [epoch for epoch in needed.values() if epoch is not None]
+            needed = {n: first_at(seed, GOAL, row.config.epochs) for n, seed in runs.of(row.config).items()}
+            reached = [at["epoch"] for at in needed.values() if at is not None]
+            spent = [at["seconds"] for at in needed.values() if at is not None and at.get("seconds")]
             if name != line.recipe and not needed:
                 continue
             whole = outcome(runs.of(row.config), row.config.epochs).seeds
-            late = [str(n) for n, epoch in needed.items() if epoch is None and n in whole]
+            late = [str(n) for n, at in needed.items() if at is None and n in whole]
             shown = f"{mean(reached):.1f} ({len(reached)})" if reached else NOT_RUN if not needed else ""
-            open_ = [str(n) for n, epoch in needed.items() if epoch is None and n not in whole]
+            open_ = [str(n) for n, at in needed.items() if at is None and n not in whole]
             if open_:
                 shown = f"{shown}; not yet: seed {', '.join(open_)}".removeprefix("; ")
             if late:
@@ -353,13 +365,14 @@ def _minutes(exhibit: Exhibit, found: Mapping[str, Any], runs: Runs) -> Table:
             # A mean of those alone that came so far would be too short.
             known = reached and not late and not open_
             minutes = [mean(reached) * each if each is not None and known else None for each in times]
+            minutes.insert(1, mean(spent) / 60 if known and len(spent) == len(reached) else None)
             cells = (
                 line.model,
                 "default" if name == line.recipe else "as released",
                 f"{line.published[0].value:g}",
                 shown,
-                NOT_RUN if minutes[0] is None else _amount(minutes[0]),
-                *("" if each is None else _amount(each) for each in minutes[1:]),
+                *(_amount(each) if known else "" if needed else NOT_RUN for each in minutes[:2]),
+                *("" if each is None else _amount(each) for each in minutes[2:]),
             )
             data = {"network": line.model, "recipe": name, "paper": line.published[0].value}
             data |= {
@@ -367,7 +380,7 @@ def _minutes(exhibit: Exhibit, found: Mapping[str, Any], runs: Runs) -> Table:
                 "seeds": len(reached),
                 "not_reached": len(late),
             }
-            data |= dict(zip(("ours", "listing", "torch_nn"), minutes, strict=True))
+            data |= dict(zip(("ours", "as_run", "listing", "torch_nn"), minutes, strict=True))
             rows.append(Row(cells, data, "" if reached else "absent"))
     return Table(exhibit.name, columns, tuple(rows), f"Minutes. {_how(found)}")
 
@@ -381,10 +394,10 @@ def _epoch_minutes(found: Mapping[str, Any], name: str, row: Recipe) -> float | 
     return float(training * costs["train_ms"] + 10_000 * costs["eval_ms"]) / 60e3
 
 
-def epochs_to(seed: Seed, goal: float, epochs: int) -> int | None:
-    """The first epoch with that test accuracy, None if none of so many has it."""
+def first_at(seed: Seed, goal: float, epochs: int) -> Mapping[str, Any] | None:
+    """The line of the first epoch with that test accuracy, None if none of so many has it."""
     lines = seed.epochs[:epochs]
-    return next((line["epoch"] for line in lines if (line.get("test_accuracy") or 0) >= goal), None)
+    return next((line for line in lines if (line.get("test_accuracy") or 0) >= goal), None)
 
 
 def demo(runs: Runs) -> Table:
@@ -547,7 +560,8 @@ def _sd(values: Mapping[int, float]) -> float | None:
     return stdev(values.values()) if len(values) > 1 else None
 
 
-def _shown(interval: Interval | None, digits: int) -> str:
+def signed(interval: Interval | None, digits: int) -> str:
+    """A difference and its interval as they are shown."""
     if interval is None:
         return ""
     value, *ends = (
