@@ -52,7 +52,9 @@ def lines(plots: Sequence[Plot], title: str) -> Any:
     with settings(**_NAMES):
         columns = min(2, len(plots))
         rows = -(-len(plots) // columns)
-        figure = Figure(figsize=(1.5 + 4.6 * columns, 0.6 + 3.5 * rows), layout="constrained")
+        longest = max((len(each.name) for plot in plots for each in plot.shown), default=0)
+        # The names of the lines stand on the right.
+        figure = Figure(figsize=(4.6 * columns + 0.5 + longest / 15, 0.6 + 3.5 * rows), layout="constrained")
         figure.suptitle(title, x=0.01, ha="left", fontsize=11)
         named: dict[str, Any] = {}
         for i, plot in enumerate(plots, 1):
@@ -86,7 +88,6 @@ def lines(plots: Sequence[Plot], title: str) -> Any:
                     textcoords="offset points",
                     ha="right",
                     fontsize=8,
-                    bbox={"color": "white", "pad": 0.5},
                 )
             if plot.log and all(v > 0 for each in plot.shown for v in each.low):
                 axes.set_yscale("log")
