@@ -231,24 +231,35 @@ def test_the_losses_are_those_of_the_runs():
         assert shown == [f"{statistics.mean(each):.5f} ± {statistics.stdev(each):.5f}" for each in values]
 
 
-def test_the_costs_are_those_measured():
-    """Of the README's table, in results/runs/cost-nvidia-h200.json."""
-    rows = json.loads((ROOT / "results/runs/cost-nvidia-h200.json").read_text())["rows"]
-    text = re.search(r"\| a sample, permuted MNIST.*?\n\n", (ROOT / "README.md").read_text(), re.DOTALL)[0]
-    lines = [line.strip("| ").split(" | ") for line in text.strip().split("\n")[2:]]
-    assert [line[0] for line in lines] == list(COSTED)
-    for model, *shown in lines:
+@pytest.mark.parametrize(
+    ("file", "head", "part"),
+    [
+        ("README.md", "| a sample, permuted MNIST", "training"),
+        ("docs/results.md", "| evaluation of a sample", "evaluation"),
+    ],
+)
+def test_the_costs_are_those_measured(file, head, part):
+    """In results/runs/cost-nvidia-h200.json."""
+    measured = json.loads((ROOT / "results/runs/cost-nvidia-h200.json").read_text())["rows"]
+    rows = cells((ROOT / file).read_text(), head)
+    assert [row[0] for row in rows] == list(COSTED)
+    key = {"training": "train", "evaluation": "eval"}[part]
+    for model, *shown in rows:
         found = [
-            f"{rows[name][key]:.3g}" if (name := f"{kind}/{model}") in rows else "-"
-            for key in ("train_ms", "train_mb")
+            f"{measured[name][f'{key}_{unit}']:.3g}" if (name := f"{kind}/{model}") in measured else "-"
+            for unit in ("ms", "mb")
             for kind in ("ours", "torch.nn", "listing")
         ]
         assert shown[:3] + shown[4:7] == found
-        printed = [next(x.published[0].value for x in exhibit(t).lines if x.model == model) for t in TABLES]
+        printed = [
+            next(
+                line.published[0].value
+                for line in exhibit(table).lines
+                if (line.model, line.column) == (model, part)
+            )
+            for table in ("table14", "table15")
+        ]
         assert [shown[3], shown[7]] == [f"{value:g}" for value in printed]
-
-
-TABLES = ("table14", "table15")
 
 
 def test_the_training_steps_are_those_measured():
