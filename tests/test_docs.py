@@ -18,8 +18,10 @@ import torch
 import momentumrnn
 from momentumrnn.experiments.cost import MODELS as COSTED
 from momentumrnn.experiments.exhibits import exhibit
-from momentumrnn.experiments.paper import recipe
+from momentumrnn.experiments.paper import recipe, released_loss
 from momentumrnn.experiments.report.gather import gather, outcome
+from momentumrnn.experiments.report.numbers import against_seeds
+from momentumrnn.experiments.report.tables import signed
 
 ROOT = Path(__file__).parent.parent
 MODULES = [
@@ -186,8 +188,8 @@ def between(values):
 
 def test_the_accuracies_of_the_readme_are_those_of_the_runs():
     of, rows = outcomes(), cells((ROOT / "README.md").read_text(), "| | n = 128: ours")
-    assert [row[0] for row in rows[:-1]] == ["LSTM", "MomentumLSTM", "AdamLSTM", "RMSPropLSTM"]
-    names = [*(row[0] for row in rows[:-1]), "MomentumLSTM"]
+    names = [*(row[0].partition(",")[0] for row in rows[:-1]), "MomentumLSTM"]
+    assert names[:-1] == ["LSTM", "MomentumLSTM", "AdamLSTM", "RMSPropLSTM", "SRLSTM"]
     for model, row in zip(names, rows, strict=True):
         for size, shown, printed in ((128, *row[1:3]), (256, *row[3:5])):
             name = f"table{11 if size == 128 else 1}/{model}/PMNIST/{size}"
@@ -197,6 +199,27 @@ def test_the_accuracies_of_the_readme_are_those_of_the_runs():
                 assert shown == spread(of(name)[0].best)
             for p in recipe(name).published:
                 assert (f"{p.value:g}" if p.quoted else f"{p.value:.2f} ± {p.std:.2f}") in printed
+
+
+def test_the_gains_are_those_of_the_runs():
+    """Over LSTM of the same size and training, and the losses beside those that the authors released."""
+    pytest.importorskip("scipy", reason="intervals need the extra momentumrnn[all]")
+    of, text = outcomes(), (ROOT / "docs/results.md").read_text()
+    rows = cells(text, "| recipe | by validation | best on test | in print")
+    assert len(rows) == 10
+    for name, *shown in rows:
+        table, model, _, size, *ends = name.strip("`").split("/")
+        plain = f"{table}/LSTM/PMNIST/{size}"
+        found, base = of(name.strip("`"))[0], of("/".join([plain, *ends[: ends[:1] == ["as-released"]]]))[0]
+        for a, b, cell in ((found.valid, base.valid, shown[0]), (found.best, base.best, shown[1])):
+            assert cell == (signed(against_seeds(a, b), 2) or "-" if a else "-")
+        own = recipe(name.strip("`")).published if model != "SRLSTM" else ()
+        gains = sorted(own[0].value - p.value for p in recipe(plain).published) if own else []
+        assert shown[2] == (" to ".join(f"{gain:+.2f}" for gain in gains) or "-")
+    for name, theirs, ours in cells(text, "| recipe | theirs"):
+        released, lowest = released_loss(name.strip("`")), of(name.strip("`"))[0].lowest.values()
+        assert theirs == f"{released.value:.4f} ± {released.std:.4f}"
+        assert ours == f"{statistics.mean(lowest):.4f} ± {statistics.stdev(lowest):.4f}"
 
 
 def test_the_precisions_are_those_of_the_runs():

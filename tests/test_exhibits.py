@@ -23,7 +23,7 @@ from momentumrnn.experiments.exhibits import (
     exhibit,
     settings,
 )
-from momentumrnn.experiments.paper import RECIPES, SOURCES, Published, recipe
+from momentumrnn.experiments.paper import RECIPES, SOURCES, Published, recipe, released_loss, variants
 from momentumrnn.experiments.plan import ALSO, CONTROLS, entries, exhibits, plan
 from momentumrnn.experiments.report.content import content
 from momentumrnn.experiments.report.gather import gather
@@ -259,6 +259,39 @@ def test_hyper_parameters_against_the_file(name, cell, paper):
     """All of tables 6 to 10, row by row, those of the recipes too."""
     model = f"{HYPER[name]}{cell}"
     assert settings(name)[model] == paper["hyperparameter_tables"][f"{name}_{model.lower()}"]["rows"]
+
+
+RELEASED = {
+    "LSTM/MNIST/256": "lstm-mnist",
+    "LSTM/PMNIST/256": "lstm-pmnist",
+    "MomentumLSTM/MNIST/256": "mlstm-mnist-mu-0.6-epsilon-0.6",
+    "MomentumLSTM/PMNIST/256": "mlstm-pmnist-mu-0.6-epsilon-1.0",
+    "AdamLSTM/MNIST/256": "alstm-mnist-mu-0.6-epsilon-0.6-mus-0.1",
+    "AdamLSTM/PMNIST/256": "alstm-pmnist-mu-0.6-epsilon-1.0-mus-0.01",
+    "RMSPropLSTM/MNIST/256": "rlstm-mnist-mu-0.0-epsilon-0.6-mus-0.9",
+    "RMSPropLSTM/PMNIST/256": "rlstm-pmnist-mu-0.0-epsilon-1.0-mus-0.01",
+    "SRLSTM-released/MNIST/256": "nlstm-mnist-epsilon-1.0-rs-2",
+    "SRLSTM-released/PMNIST/256": "nlstm-pmnist-epsilon-0.9-rs-40",
+    "LSTM/MNIST/128": "lstm-n128-mnist",
+    "MomentumLSTM/MNIST/128": "mlstm-n128-mnist-mu-0.6-epsilon-0.6",
+    "AdamLSTM/MNIST/128/as-released": "alstm-n128-mnist-mu-0.6-epsilon-0.6-mus-0.8",
+    "RMSPropLSTM/MNIST/128": "rlstm-n128-mnist-mu-0.0-epsilon-0.6-mus-0.99",
+    "SRLSTM-released/MNIST/128/as-released": "nlstm-n128-mnist-epsilon-1.0-rs-8",
+}
+
+
+def test_released_losses_against_the_file(paper):
+    found = {each["run"]: each for each in paper["released_curves"]}
+    known = {name for base in RECIPES for name in variants(base) if released_loss(name)}
+    assert {name.partition("/")[2].removesuffix("/as-released") for name in known} == {
+        key.removesuffix("/as-released") for key in RELEASED
+    }
+    for key, run in RELEASED.items():
+        loss, each = released_loss(f"table1/{key}"), found[run]
+        assert (loss.value, loss.std) == (each["min_mean"], each["min_sample_std"])
+        assert loss.std is None or loss.seeds == len(each["seeds"])
+    assert released_loss("table11/AdamLSTM/MNIST/128") is None  # its beta was another
+    assert released_loss("table1/MomentumLSTM/PMNIST/256/same-gain") is None
 
 
 def test_grids_against_the_file(paper):

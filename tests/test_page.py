@@ -366,7 +366,7 @@ def test_on_a_phone_only_tables_scroll_sideways(opened):
         assert region.get_attribute("role") == "region"
         assert region.get_attribute("aria-label")
         assert region.bounding_box()["width"] <= PHONE
-    region = page.locator("#table1 .scroll")
+    region = page.locator("#table1 .scroll").first
     assert region.evaluate("(region) => region.scrollWidth") > PHONE
     region.focus()
     page.keyboard.press("ArrowRight")

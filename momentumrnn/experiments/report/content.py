@@ -84,14 +84,14 @@ def _section(exhibit: Exhibit, runs: Runs, costs: Sequence[Mapping[str, Any]]) -
     common: dict[str, Any] = {"name": exhibit.name, "heading": exhibit.label, "title": exhibit.title}
     if exhibit.kind in ("results", "curves"):
         plots = tuple(curves.plots(exhibit, runs))
-        table = tables.results(exhibit, runs)
+        found = tables.results(exhibit, runs), tables.losses(exhibit, runs)
         status, some = _status(exhibit, runs)
         return Section(
             **common,
             status=status,
             shown=some,
             notes=notes,
-            tables=(table,) if table.rows else (),
+            tables=tuple(table for table in found if table.rows),
             plots=plots,
             command="" if not exhibit.recipes else command,
         )

@@ -69,14 +69,15 @@ class Outcome:
     """What seeds of one run came to after some epochs: a value for each that came so far, by seed.
 
     best: on the test set, the best of all epochs; valid: on the test set, at the epoch that validation
-    selects; trained: the loss on the training data in the last epoch. short: how many epochs others have;
-    frozen: the step at which they failed.
+    selects; lowest: the lowest loss there; trained: the loss on the training data in the last epoch. short:
+    how many epochs others have; frozen: the step at which they failed.
     """
 
     epochs: int
     best: Mapping[int, float]
     valid: Mapping[int, float]
     trained: Mapping[int, float]
+    lowest: Mapping[int, float]
     short: Mapping[int, int]
     frozen: Mapping[int, int]
 
@@ -131,7 +132,7 @@ def gather(roots: Sequence[Path]) -> Runs:
 
 def outcome(seeds: Mapping[int, Seed], epochs: int) -> Outcome:
     """What these seeds came to after so many epochs; of longer ones the beginning."""
-    best, valid, trained = dict[int, float](), dict[int, float](), dict[int, float]()
+    best, valid, trained, lowest = (dict[int, float]() for _ in range(4))
     short, frozen = dict[int, int](), dict[int, int]()
     for number, seed in sorted(seeds.items()):
         if len(seed.epochs) < epochs:
@@ -147,7 +148,10 @@ def outcome(seeds: Mapping[int, Seed], epochs: int) -> Outcome:
             if line is not None and line.get(f"test_{metric}") is not None:
                 values[number] = line[f"test_{metric}"] * (100 if metric == "accuracy" else 1)
         trained[number] = lines[-1]["train_loss"]
-    return Outcome(epochs, best, valid, trained, short, frozen)
+        losses = [line["test_loss"] for line in lines if line.get("test_loss") is not None]
+        if losses:
+            lowest[number] = min(losses)
+    return Outcome(epochs, best, valid, trained, lowest, short, frozen)
 
 
 def read(path: Path) -> Seed:

@@ -7,8 +7,6 @@ from statistics import mean, stdev
 
 from ..paper import Published
 
-PAPER_SEEDS = 5
-"""Of each printed mean ± deviation."""
 LEVEL = 0.95
 
 
@@ -24,7 +22,7 @@ class Interval:
 def against_paper(values: Sequence[float], paper: Published) -> Interval:
     """The mean of ours less what is printed.
 
-        m - p ± t(ν) sqrt(s² / n + s_p² / 5),    ν after Welch
+        m - p ± t(ν) sqrt(s² / n + s_p² / n_p),    ν after Welch
 
     Where no deviation is printed p is taken as exact.
 
@@ -33,7 +31,7 @@ def against_paper(values: Sequence[float], paper: Published) -> Interval:
     (-0.3, -0.61, 0.01)
     """
     own = _variance(values)
-    theirs = None if paper.std is None else (paper.std**2 / PAPER_SEEDS, PAPER_SEEDS - 1)
+    theirs = None if paper.std is None else (paper.std**2 / paper.seeds, paper.seeds - 1)
     return _around(mean(values) - paper.value, own, theirs)
 
 

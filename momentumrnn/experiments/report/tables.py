@@ -8,7 +8,7 @@ from typing import Any
 
 from ..demo import BOUND, NETWORKS, TASK, Network, entry, half_way, steps
 from ..exhibits import GOAL, Exhibit, Line, settings
-from ..paper import CONTROLS, SOURCES, Published, Recipe, recipe, variants
+from ..paper import CONTROLS, SOURCES, Published, Recipe, recipe, released_loss, variants
 from .gather import COUNTED, Outcome, Runs, Seed, outcome, plain
 from .numbers import Interval, against_paper, against_seeds, compared, verdict
 
@@ -78,6 +78,57 @@ def lines(exhibit: Exhibit) -> tuple[Line, ...]:
         if row.config.task.metric == "loss":
             found.append(Line(model, int(size), task, row.published, name))
     return tuple(found)
+
+
+def losses(exhibit: Exhibit, runs: Runs) -> Table:
+    """The lowest test loss beside that of the authors' released curves, of what has come to the end."""
+    columns = (
+        "network",
+        "units",
+        "task",
+        "trained",
+        "released",
+        "ours, lowest test loss (seeds)",
+        "difference [95 % interval]",
+        "verdict",
+    )
+    rows = []
+    for line in exhibit.lines:
+        for name in variants(line.recipe) if line.recipe else ():
+            released, config = released_loss(name), recipe(name).config
+            own = outcome(runs.of(config), config.epochs).lowest
+            if released is None or not own:
+                continue
+            interval = against_paper(list(own.values()), released)
+            terms = " (on other terms)" if name == line.recipe else ""
+            words = verdict(list(own.values()), released) + terms
+            cells = (
+                line.model,
+                str(line.size),
+                line.column,
+                "as released" if terms == "" else "default",
+                _released(released),
+                _spread(own, 4, count=True),
+                signed(interval, 4),
+                words,
+            )
+            data = {"network": line.model, "units": line.size, "column": line.column, "recipe": name}
+            data |= {"released": released.value, "released_sd": released.std, "n": len(own)}
+            data |= {"mean": mean(own.values()), "sd": _sd(own)}
+            data |= {f"seed_{seed}": value for seed, value in own.items()}
+            data |= {"difference": interval.value, "low": interval.low, "high": interval.high}
+            rows.append(Row(cells, data | {"verdict": words}))
+    note = (
+        "The lowest test loss of all epochs. Released: of curves that the authors published, of (so many) "
+        "seeds; also of their own LSTM, whose accuracy is not known."
+    )
+    return Table(f"{exhibit.name}-losses", columns, tuple(rows), note)
+
+
+def _released(loss: Published) -> str:
+    return (
+        f"{loss.value:.4f} (1)" if loss.std is None else f"{loss.value:.4f} ± {loss.std:.4f} ({loss.seeds})"
+    )
 
 
 def _of_line(line: Line, exhibit: Exhibit, runs: Runs) -> Iterator[Row]:
