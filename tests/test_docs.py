@@ -248,10 +248,11 @@ def test_the_losses_are_those_of_the_runs():
     """Of the table of adding and copying in docs/results.md."""
     of, rows = outcomes(), cells((ROOT / "docs/results.md").read_text(), "| recipe | training loss")
     assert len(rows) == 17
-    for name, *shown in rows:
+    for name, trained, published, test in rows:
         found, _ = of(name.strip("`"), recipe(name.strip("`")).config.epochs)
-        values = [list(each.values()) for each in (found.trained, found.valid)]
-        assert shown == [f"{statistics.mean(each):.5f} ± {statistics.stdev(each):.5f}" for each in values]
+        for shown, values in ((trained, found.trained.values()), (test, found.valid.values())):
+            assert shown == f"{statistics.mean(values):.5f} ± {statistics.stdev(values):.5f}"
+        assert published == (" ".join(f"{p.value:g}" for p in recipe(name.strip("`")).published) or "-")
 
 
 @pytest.mark.parametrize(

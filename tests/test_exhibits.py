@@ -455,6 +455,10 @@ def test_entries_of_some_rows():
     names = [each.name for each in entries("table4", ["/170", "Momentum"])]
     assert sorted(names) == sorted(n for n in exhibit("table4").recipes if "/170" in n or "Momentum" in n)
     # A row may be a variant.
+    # A whole name is that row and its variants.
+    assert [each.name for each in entries("demo", ["demo/LSTM"])] == ["demo/LSTM"]
+    found = entries("table1", ["table1/LSTM/PMNIST/256"], ["as-released"])
+    assert [each.name.split("/")[4:] for each in found] == [[], ["as-released"]]
     found = entries("table4", ["same-gain"], ["controls"])
     assert len(found) == 3
     assert all(each.name.endswith("/same-gain") for each in found)
@@ -508,6 +512,9 @@ def test_entries_of_other_lengths_are_the_same_runs(field):
         ),
         (lambda: entries("table1", also=["control"]), "did you mean 'controls'"),
         (lambda: entries("table1", ["LTSM"]), "such as 'table1/LSTM/MNIST/128', got 'LTSM'"),
+        (lambda: entries("table1", ["Adding"]), "got 'Adding', which is in figure4"),
+        (lambda: entries("table1", ["???"]), "momentumrnn recipes lists them"),
+        (lambda: entries("figure4", also=["as-released"]), "--also: .*of figure4, got as-released"),
         (lambda: entries("table1", ["LSTM", "LTSM"]), "--rows: .*got 'LTSM'"),
         (lambda: entries("demo", ["nothing"]), "such as 'demo/LSTM', got 'nothing'"),
         (lambda: entries("table14", ["LSTM"]), "--rows: expected none for table14, got 'LSTM'"),

@@ -95,6 +95,7 @@ MAY_IMPORT = {
     "experiments.report.gather": {"experiments.config", "experiments.folders", "experiments.trainer"},
     "experiments.report.numbers": {"experiments.paper"},
     "experiments.report.tables": {
+        "experiments.config",
         "experiments.demo",
         "experiments.exhibits",
         "experiments.paper",
@@ -159,7 +160,7 @@ MAY_IMPORT = {
     "experiments": {"experiments.config", "experiments.models", "experiments.tasks", "experiments.trainer"},
     "cli": set(),
     "cli.words": set(),
-    "cli.display": {"experiments", "experiments.trainer", "cli.words"},
+    "cli.display": {"experiments", "experiments.config", "experiments.trainer", "cli.words"},
     "cli.bench": {"bench", "cli.words"},
     "cli.data": {"experiments.data", "cli.words"},
     "cli.run": {
@@ -173,7 +174,7 @@ MAY_IMPORT = {
         "cli.words",
     },
     "cli.recipes": {"experiments.paper", "cli.run", "cli.words"},
-    "cli.runs": {"experiments", "experiments.folders", "cli.words"},
+    "cli.runs": {"experiments", "experiments.config", "experiments.folders", "cli.words"},
     "cli.report": {"experiments.folders", "experiments.report", "experiments.report.bars", "cli.words"},
     "cli.reproduce": {
         "provenance",

@@ -3,6 +3,7 @@
 Knows the commands alone: how folders are read and how numbers become verdicts is tested elsewhere.
 """
 
+import contextlib
 import csv
 import json
 import os
@@ -511,9 +512,26 @@ def test_rows_that_another_process_trains_are_no_failures(tmp_path, capsys, monk
         assert figure4() == 1
     out, err = capsys.readouterr()
     assert f"2/3 {ROWS[1]}: another process trains it" in out
-    busy = "rows that another process trains: 1, so run this again when it has ended"
+    assert out.count("another process trains it") == 2  # again at the end, when it may be over
+    busy = f"another process trains {ROWS[1]}: run this again when it has ended"
     assert err == f"momentumrnn: reproduce: {ROWS[2]}: not finite: seeds 0-1; {busy}\n"
     assert (tmp_path / "report/report.html").exists()
+
+
+def test_a_row_that_another_process_has_ended_meanwhile(tmp_path, capsys, monkeypatch):
+    held, real = contextlib.ExitStack(), reproduce.train
+    held.enter_context(folders.Folder(tmp_path / "runs", RECIPES[ROWS[0]].config, 1).locked())
+
+    def train(config, *args, **kwargs):
+        if config.id == RECIPES[ROWS[2]].config.id:
+            held.close()
+        return real(config, *args, **kwargs)
+
+    monkeypatch.setattr(reproduce, "train", train)
+    assert figure4() == 0
+    out = capsys.readouterr().out
+    assert out.count("another process trains it") == 1
+    assert len(runs_in(tmp_path / "runs")) == 2 * len(ROWS)
 
 
 def test_a_demo_of_which_no_epoch_was_finite(tmp_path, capsys, monkeypatch):
@@ -592,7 +610,9 @@ def test_files_of_benchmarks_are_looked_for_before_anything_runs(tmp_path, capsy
     before = tree(tmp_path)
     for given in ("some.json", ".") if content else ("some.json",):
         assert run_demo("--bench", given) == 1
-        assert_refused(capsys, "--bench: expected a file of momentumrnn bench --json", f"got {given!r}")
+        assert_refused(
+            capsys, "--bench: expected files of momentumrnn bench --json", f"got {given!r}, which is "
+        )
     assert tree(tmp_path) == before
 
 

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 
 from ..experiments import Config
+from ..experiments.config import in_words
 from ..experiments.trainer import Run, Watcher, selected
 from .words import several
 
@@ -143,8 +144,7 @@ class Screen(Lines):
 
 def label(config: Config) -> str:
     """A Config in a line."""
-    cell = f"{config.cell!r}{', orthogonal' if config.orthogonal else ''}"
-    return f"{config.task!r}, {cell}, momentum {config.momentum!r}, H = {config.hidden_size}"
+    return f"{config.task!r}, {in_words(config.to_json())}"
 
 
 def duration(seconds: float) -> str:

@@ -40,8 +40,9 @@ def benchmarks(given: Sequence[Path]) -> list[Path]:
     for path in given or [BENCH] * BENCH.is_dir():
         files = sorted(path.glob("*.json")) if path.is_dir() else [path]
         if given and not speed(files):
-            expected = "a file of momentumrnn bench --json with a training step to show, or a folder"
-            raise ReportError(f"--bench: expected {expected}, got {str(path)!r}")
+            expected = "files of momentumrnn bench --json with a training step to show, or folders of such"
+            odd = "another" if path.is_file() else "a folder without any" if path.exists() else "not there"
+            raise ReportError(f"--bench: expected {expected}, got {str(path)!r}, which is {odd}")
         found += files
     return found
 

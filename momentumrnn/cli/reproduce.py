@@ -68,16 +68,20 @@ def run(options: Any, args: Sequence[str]) -> int:
         return _plan(console, wanted, absent, chosen, options, device, bool(measured))
     if lacking():
         _say(console, f"There will be no page: {lacking()}")
-    failed, busy = [f"{len(absent)} rows lack data"] if absent else [], 0
+    failed = [f"{len(absent)} rows lack data"] if absent else []
     wanted = [each for each in wanted if each.name not in absent]
     try:
-        for i, each in enumerate(wanted, 1):
+        queue, busy = list(enumerate(wanted, 1)), set[str]()
+        for i, each in queue:
             title = f"{i}/{len(wanted)} {each.name}"
             try:
                 failed += _train(console, title, each, chosen, options, device.type, args)
+                busy.discard(each.name)
             except LockedError:
                 _say(console, f"{title}: another process trains it")
-                busy += 1
+                # When all others are done, it may be, too.
+                queue += [(i, each)] * (each.name not in busy)
+                busy.add(each.name)
             except RunError as error:
                 # One row that can't go on is no reason to leave the others.
                 _say(console, f"{title}: {error}")
@@ -94,7 +98,7 @@ def run(options: Any, args: Sequence[str]) -> int:
     except (ReportError, RunError) as error:
         return refuse(f"reproduce: {error}", 1)
     if busy:
-        failed.append(f"rows that another process trains: {busy}, so run this again when it has ended")
+        failed.append(f"another process trains {', '.join(sorted(busy))}: run this again when it has ended")
     return refuse(f"reproduce: {'; '.join(failed)}", 1) if failed else 0
 
 
@@ -160,6 +164,9 @@ def _plan(
     measured: bool,
 ) -> int:
     """What would run, how long, what is there; absent: rows whose data are missing."""
+    if not wanted and not measured:
+        _say(console, f"{options.what} needs no runs")
+        return 0
     console.print(
         f"on {escape(device_name(device.type))}, by some steps of each kind that are timed now",
         highlight=False,

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..experiments import Config
+from ..experiments.config import in_words
 from ..experiments.folders import RunError, read_json, running
 from .words import refuse, several, spelt
 
@@ -40,7 +41,7 @@ def run(options: Any, args: Sequence[str]) -> int:
         table.add_column(title, overflow="fold", justify="left" if title in titles[:3] else "right")
     for name, group in groups.items():
         config = group[0]["config"]
-        words = f"{config['task']}\n{config['cell']}, {config['momentum']}, H = {config['hidden_size']}"
+        words = f"{config['task']}\n{in_words(config)}"
         # A mean is of seeds that were trained alike, those that were trained longest.
         most = max(each["epochs"] for each in group)
         whole = [each for each in group if each["epochs"] == most and not each["frozen"]]

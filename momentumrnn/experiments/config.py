@@ -134,6 +134,22 @@ class Config:
         return cls(**{key: read(key, value, own) for key, value in values.items()})
 
 
+def in_words(values: Mapping[str, Any]) -> str:
+    """The network of a Config in a line, from what `to_json` gives: what is usual in a recipe is left out.
+
+    >>> from momentumrnn.experiments import Adding, configure
+    >>> in_words(configure(Adding(), init=init.Paper(forget_bias=2.0), precision="float32").to_json())
+    "LSTM(), H = 128, init Paper(forget_bias=2.0, identity='first'), float32"
+    """
+    dtriv = values.get("orthogonal")
+    parts = [str(values.get("cell")), *["orthogonal"] * bool(dtriv)]
+    parts += [] if values.get("momentum") == "None" else [str(values.get("momentum"))]
+    parts.append(f"H = {values.get('hidden_size')}")
+    if values.get("init") != repr(init.Dtriv() if dtriv else init.Paper()):
+        parts.append(f"init {values.get('init')}")
+    return ", ".join([*parts, *[str(values.get("precision"))] * (values.get("precision") != "tf32")])
+
+
 def identity(values: Mapping[str, Any]) -> str:
     """The id of the Config of which `to_json` gave these, whoever's classes describe it."""
     names = [str(values[key]).partition("(")[0].rpartition(".")[2] for key in ("task", "cell", "momentum")]

@@ -1,6 +1,6 @@
 """What is to be run for a table or figure of the paper, what of it is there, and how long the rest takes."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from .config import Config
 from .demo import NETWORKS, entry
 from .exhibits import EXHIBITS, Exhibit, exhibit
 from .pace import epoch_seconds
-from .paper import CONTROLS, recipe, variants
+from .paper import CONTROLS, RECIPES, recipe, variants
 from .report.gather import Seed, gather
 
 ALSO = ("as-released", "controls", *CONTROLS)
@@ -68,23 +68,35 @@ def entries(
     else:
         bases = [name for each in exhibits(what) for name in each.recipes]
         named = {name: recipe(name).config for base in bases for name in _varied(base, also)}
+        if also and bases and set(named) == set(bases):
+            raise ValueError(f"--also: expected a variant of some row of {what}, got {', '.join(also)}")
     for row in rows:
         if not any(row in name for name in named):
             some = f"a part of a row's name, such as {next(iter(named))!r}" if named else f"none for {what}"
-            raise ValueError(f"--rows: expected {some}, got {row!r}{nearest(row, _parts(named, row))}")
+            raise ValueError(f"--rows: expected {some}, got {row!r}{_hint(row, named)}")
     first: dict[str, Entry] = {}
     for name, config in named.items():
-        if not rows or any(row in name for row in rows):
+        if not rows or any(_is_meant(name, row, named) for row in rows):
             # A run in two tables, or that is a control of two rows, is one.
             first.setdefault(config.id, Entry(name, config))
     given: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
     return [replace(each, config=replace(each.config, **given)) for each in first.values()]
 
 
-def _parts(names: Iterable[str], row: str) -> list[str]:
-    """What of these names has as many words as the row has."""
+def _is_meant(name: str, row: str, named: Container[str]) -> bool:
+    """Whether --rows asks for a name: by a part of it; by a whole one it and its variants."""
+    return f"{name}/".startswith(f"{row}/") if row in named else row in name
+
+
+def _hint(row: str, names: Iterable[str]) -> str:
+    """Where such a row is, else which is like it."""
+    elsewhere = next((name for name in RECIPES if row in name), None)
+    if elsewhere is not None:
+        return f", which is in {elsewhere.partition('/')[0]}"
+    # What of these names has as many words as the row has.
     count, found = row.count("/") + 1, [name.split("/") for name in names]
-    return ["/".join(words[i : i + count]) for words in found for i in range(len(words) - count + 1)]
+    parts = ["/".join(words[i : i + count]) for words in found for i in range(len(words) - count + 1)]
+    return nearest(row, parts) or "; momentumrnn recipes lists them"
 
 
 def _varied(base: str, also: Sequence[str]) -> list[str]:

@@ -36,7 +36,9 @@ def report(roots: Sequence[Path], out: Path, bench: Sequence[Path] = ()) -> Path
         raise ReportError(lacking())
     for root in roots:
         if not root.is_dir():
-            raise ReportError(f"--root: expected a folder of runs, got {str(root)!r}")
+            raise ReportError(
+                f"--root: expected a folder of runs, as run and reproduce make them, got {str(root)!r}"
+            )
     check(out)
     roots = list({root.resolve(): root for root in roots}.values())
     found = content(gather(roots), _costs(roots), bench)
@@ -51,7 +53,7 @@ def report(roots: Sequence[Path], out: Path, bench: Sequence[Path] = ()) -> Path
     return out / "report.html"
 
 
-_OURS = re.compile(rf"({'|'.join(EXHIBITS)}|demo|speed|others|runs)(-\d+)?\.(svg|pdf|csv|tex)")
+_OURS = re.compile(rf"({'|'.join(EXHIBITS)}|demo|speed|others|runs)(-\d+|-losses)?\.(svg|pdf|csv|tex)")
 _DRAWN = ("figures/figure1.svg", "figures/figure7.svg", "figures/figure8.svg")
 
 

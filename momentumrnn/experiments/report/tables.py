@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import mean, median, stdev
 from typing import Any
 
+from ..config import in_words
 from ..demo import BOUND, NETWORKS, TASK, Network, entry, half_way, steps
 from ..exhibits import GOAL, Exhibit, Line, settings
 from ..paper import CONTROLS, SOURCES, Published, Recipe, recipe, released_loss, variants
@@ -163,6 +164,8 @@ def _of_run(line: Line, row: Recipe, found: Outcome, with_momentum: Outcome | No
     own = found.best if accuracy else found.trained
     key = row.name.rpartition("/")[2]
     trained = {**TRAINED, line.recipe.rpartition("/")[2]: "default"}[key]
+    if "/as-released/" in row.name:
+        trained += ", as released"
     data = _data(line, "", row)
     if own:
         data |= {"n": len(own), "mean": mean(own.values()), "sd": _sd(own), "epochs": found.epochs}
@@ -545,7 +548,7 @@ def folders(runs: Runs) -> Table:
 
 def others(runs: Runs, known: set[str]) -> Table:
     """Runs that are no row of the paper."""
-    columns = ("task", "network", "units", "epochs", "best on test (seeds)", "by validation")
+    columns = ("task", "network", "epochs", "best on test (seeds)", "by validation")
     rows = []
     for name, seeds in runs.by_id.items():
         if name in known:
@@ -554,12 +557,9 @@ def others(runs: Runs, known: set[str]) -> Table:
         most = max(len(seed.epochs) for seed in seeds.values())
         found = outcome(seeds, most) if most else None
         digits = 2 if first.metric == "accuracy" else 5
-        given = first.given
-        momentum = "" if given.get("momentum") == "None" else f", {given.get('momentum')}"
         cells = (
-            str(given.get("task")),
-            f"{given.get('cell')}{momentum}",
-            str(given.get("hidden_size")),
+            str(first.given.get("task")),
+            in_words(first.given),
             str(most),
             (_spread(found.best, digits, count=True) if found else "") or "-",
             (_spread(found.valid, digits) if found else "") or "-",
