@@ -23,14 +23,17 @@ COLOURS = {
     "RMSProp": "#bf8000",
     "SR": "#3a9bd9",
     "released": "#cc79a7",
-    "control": "#777777",
-    "released control": "#8c564b",
+    "same-step": "#999999",
+    "same-gain": "#666666",
+    "same-forget-bias": "#8458b3",
+    "same-rms": "#4f8a8b",
+    "same-input-rms": "#a0522d",
 }
 DASHES = {
     "as-released": "dash",
-    "same-step": "dot",
+    "same-step": "10px 4px",
     "same-gain": "dashdot",
-    "same-forget-bias": "10px 4px",
+    "same-forget-bias": "dot",
     "same-rms": "12px 3px 2px 3px",
     "same-input-rms": "4px 2px 1px 2px",
 }
@@ -124,7 +127,7 @@ def demo(runs: Runs) -> Plot:
     """The demo's losses."""
     found = []
     for network, seeds in demo_runs(runs):
-        colour = COLOURS["control"] if network.control else _colour(network.name)
+        colour = COLOURS["same-gain"] if network.control else _colour(network.name)
         dash = DASHES["same-gain"] if network.control else "solid"
         line = drawn(network.name, seeds, _loss("validation"), colour, dash, 0)
         if line is not None:
@@ -153,9 +156,9 @@ def _series(names: Sequence[str], runs: Runs, values: Values) -> tuple[Series, .
     for name in [*names, *(variant for each in names for variant in variants(each))]:
         row, model, keys = recipe(name), name.split("/")[1], name.split("/")[4:]
         control = [key for key in keys if key in CONTROLS]
-        kind = "released control" if "as-released" in keys else "control"
-        colour = COLOURS[kind] if control else _colour(model)
-        dash = DASHES[(control or keys)[0]] if keys else "solid"
+        colour = COLOURS[control[0]] if control else _colour(model)
+        # A control of a released run looks as that run does.
+        dash = DASHES[keys[0]] if keys else "solid"
         line = drawn(", ".join([model, *keys]), runs.of(row.config), values, colour, dash, row.config.epochs)
         # A control is drawn beside what it is a control of.
         if line is not None and (not control or runs.of(recipe(name.rpartition("/")[0]).config)):

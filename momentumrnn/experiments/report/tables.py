@@ -147,14 +147,16 @@ def _of_line(line: Line, exhibit: Exhibit, runs: Runs) -> Iterator[Row]:
         yield Row((*shown, NOT_RUN), _data(line, exhibit.later), "absent")
         return
     base: Outcome | None = None
+    known = set[str]()
     for name in variants(line.recipe):
         row = recipe(name)
         found = outcome(runs.of(row.config), row.config.epochs)
         control = name.rpartition("/")[2] in CONTROLS
         if not control:
             base = found
-        # A control says something beside what it is a control of.
-        if name == line.recipe or (found and (base or not control)):
+        # A control says something beside what it is a control of; two that are one run say it once.
+        if name == line.recipe or (found and (base or not control) and row.config.id not in known):
+            known.add(row.config.id)
             yield _of_run(line, row, found, base if control else None)
 
 
