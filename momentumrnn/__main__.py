@@ -129,7 +129,8 @@ class Reproduce:
     log_every: int | None = None
     """Steps between two losses in metrics.jsonl; by default 50, more makes smaller files."""
     rows: tuple[str, ...] = ()
-    """Only rows whose name has one of these in it, such as PMNIST/256 or MomentumLSTM."""
+    """Only rows whose name has one of these in it, such as PMNIST/256 or MomentumLSTM; for a whole name that
+    row and its variants."""
     also: tuple[str, ...] = ()
     """Beside each row its variants: as-released, controls, or single ones such as same-gain."""
     plan: bool = False

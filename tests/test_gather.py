@@ -301,6 +301,15 @@ def test_a_control_beside_its_network(tmp_path):
         make(tmp_path, recipe(plain).config, seed, rising(0.9, 140))
     runs = gather([tmp_path])
     assert row(runs, f"{ROW}/same-step").data["mean"] == pytest.approx(90.0)
+    # Without momentum and with a gain of 1 two of RMSProp's are that run as well: one row.
+    name = "table11/RMSPropLSTM/PMNIST/128"
+    make(tmp_path, recipe(name).config, 0, rising(0.95, 140))
+    shown = [
+        each
+        for each in tables.results(exhibit("table11"), gather([tmp_path])).rows
+        if name in each.data["recipe"]
+    ]
+    assert [each.cells[3] for each in shown] == ["default", "control: same step, same forget bias"]
     assert row(runs, plain).cells[8] == "quoted: no verdict"
 
 

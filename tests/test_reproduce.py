@@ -534,6 +534,18 @@ def test_a_row_that_another_process_has_ended_meanwhile(tmp_path, capsys, monkey
     assert len(runs_in(tmp_path / "runs")) == 2 * len(ROWS)
 
 
+def test_a_row_that_another_process_left_damaged(capsys, monkeypatch):
+    """It failed; nobody trains it any more."""
+    errors = iter([folders.LockedError("held"), RunError("damaged")])
+
+    def train(config, *args, **kwargs):
+        raise next(errors)
+
+    monkeypatch.setattr(reproduce, "train", train)
+    assert figure4("--rows", ROWS[0]) == 1
+    assert capsys.readouterr().err == f"momentumrnn: reproduce: {ROWS[0]} failed\n"
+
+
 def test_a_demo_of_which_no_epoch_was_finite(tmp_path, capsys, monkeypatch):
     """It is told, network by network."""
     monkeypatch.setattr(demo, "SETTINGS", {**demo.SETTINGS, **TORN})

@@ -76,16 +76,17 @@ def run(options: Any, args: Sequence[str]) -> int:
             title = f"{i}/{len(wanted)} {each.name}"
             try:
                 failed += _train(console, title, each, chosen, options, device.type, args)
-                busy.discard(each.name)
             except LockedError:
                 _say(console, f"{title}: another process trains it")
                 # When all others are done, it may be, too.
                 queue += [(i, each)] * (each.name not in busy)
                 busy.add(each.name)
+                continue
             except RunError as error:
                 # One row that can't go on is no reason to leave the others.
                 _say(console, f"{title}: {error}")
                 failed.append(f"{each.name} failed")
+            busy.discard(each.name)
         if measured:
             failed += _measure(console, options.root, device.type, args)
     except (Interrupted, KeyboardInterrupt) as stopped:

@@ -12,7 +12,7 @@ from . import curves, tables
 from .bars import Bars, cost, speed
 from .curves import Plot
 from .findings import findings
-from .gather import COUNTED, STATES, Runs, outcome
+from .gather import COUNTED, STATES, Runs
 from .tables import Row, Table
 
 Named = TypeVar("Named", Table, Bars)
@@ -156,7 +156,7 @@ def _status(exhibit: Exhibit, runs: Runs) -> tuple[str, bool]:
     names = exhibit.recipes
     if not names:
         return f"not run: {exhibit.later or exhibit.panels[0].later}", False
-    found = [outcome(runs.of(recipe(name).config), recipe(name).config.epochs) for name in names]
+    found = [runs.outcome(recipe(name).config) for name in names]
     whole = sum(bool(each.trained) for each in found)
     short = sum(bool(each.short) and not each.trained for each in found)
     failed = sum(bool(each.frozen) for each in found)

@@ -5,7 +5,7 @@ from statistics import mean
 
 from ..exhibits import Exhibit, Line
 from ..paper import CONTROLS, Published, recipe, variants
-from .gather import Outcome, Runs, outcome
+from .gather import Outcome, Runs
 from .numbers import against_seeds, compared
 from .tables import QUOTED, TRAINED, paired, signed
 
@@ -79,7 +79,7 @@ def _controls(plain: Line, networks: Sequence[tuple[Line, Outcome]], end: str, r
         groups: dict[str, list[str]] = {}
         for name in (f"{line.recipe}{end}/{key}" for key in CONTROLS):
             if name in variants(line.recipe) and recipe(name).config.id != same:
-                without = outcome(runs.of(recipe(name).config), recipe(name).config.epochs)
+                without = runs.outcome(recipe(name).config)
                 if without:
                     said = _SAID[compared(paired(with_it, without), 1) if without.best else ""]
                     key = name.rpartition("/")[2]
@@ -93,6 +93,5 @@ def _ended(line: Line, end: str, runs: Runs) -> Outcome | None:
     name = f"{line.recipe}{end}"
     if name not in variants(line.recipe):
         return None
-    config = recipe(name).config
-    found = outcome(runs.of(config), config.epochs)
+    found = runs.outcome(recipe(name).config)
     return found if found.best else None

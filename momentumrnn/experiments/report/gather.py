@@ -99,6 +99,10 @@ class Runs:
     def of(self, config: Config) -> Mapping[int, Seed]:
         return self.by_id.get(config.id, {})
 
+    def outcome(self, config: Config) -> "Outcome":
+        """What its seeds came to after as many epochs as it has."""
+        return outcome(self.of(config), config.epochs)
+
 
 def gather(roots: Sequence[Path]) -> Runs:
     """What lies in these folders; the same files give the same answer."""

@@ -97,7 +97,7 @@ def losses(exhibit: Exhibit, runs: Runs) -> Table:
     for line in exhibit.lines:
         for name in variants(line.recipe) if line.recipe else ():
             released, config = released_loss(name), recipe(name).config
-            own = outcome(runs.of(config), config.epochs).lowest
+            own = runs.outcome(config).lowest
             if released is None or not own:
                 continue
             interval = against_paper(list(own.values()), released)
@@ -147,27 +147,34 @@ def _of_line(line: Line, exhibit: Exhibit, runs: Runs) -> Iterator[Row]:
         yield Row((*shown, NOT_RUN), _data(line, exhibit.later), "absent")
         return
     base: Outcome | None = None
-    known = set[str]()
+    # Two controls may be one run, and are one row.
+    same: dict[str, list[str]] = {}
     for name in variants(line.recipe):
-        row = recipe(name)
-        found = outcome(runs.of(row.config), row.config.epochs)
-        control = name.rpartition("/")[2] in CONTROLS
-        if not control:
+        same.setdefault(recipe(name).config.id, []).append(name)
+    for names in same.values():
+        row, key = recipe(names[0]), names[0].rpartition("/")[2]
+        found = runs.outcome(row.config)
+        if key not in CONTROLS:
             base = found
-        # A control says something beside what it is a control of; two that are one run say it once.
-        if name == line.recipe or (found and (base or not control) and row.config.id not in known):
-            known.add(row.config.id)
-            yield _of_run(line, row, found, base if control else None)
+        # A control says something beside what it is a control of.
+        if row.name == line.recipe or (found and (base or key not in CONTROLS)):
+            yield _of_run(line, row, _trained(names), found, base if key in CONTROLS else None)
 
 
-def _of_run(line: Line, row: Recipe, found: Outcome, with_momentum: Outcome | None) -> Row:
+def _trained(names: Sequence[str]) -> str:
+    """How the variants of these names, which are one run, are called."""
+    keys = [name.split("/")[4:] for name in names]
+    if not keys[0]:
+        return "default"
+    words = [TRAINED[key[-1]] for key in keys]
+    words = [words[0], *(each.removeprefix("control: ") for each in words[1:])]
+    return ", ".join([*words, *["as released"] * (len(keys[0]) > 1)])
+
+
+def _of_run(line: Line, row: Recipe, trained: str, found: Outcome, with_momentum: Outcome | None) -> Row:
     accuracy = row.config.task.metric == "accuracy"
     digits = 2 if accuracy else 5
     own = found.best if accuracy else found.trained
-    key = row.name.rpartition("/")[2]
-    trained = {**TRAINED, line.recipe.rpartition("/")[2]: "default"}[key]
-    if "/as-released/" in row.name:
-        trained += ", as released"
     data = _data(line, "", row)
     if own:
         data |= {"n": len(own), "mean": mean(own.values()), "sd": _sd(own), "epochs": found.epochs}
@@ -283,7 +290,7 @@ def _not_run(exhibit: Exhibit, runs: Runs) -> str:
     for line in lines(exhibit):
         for name in variants(line.recipe)[1:] if line.recipe else ():
             row = recipe(name)
-            if not outcome(runs.of(row.config), row.config.epochs):
+            if not runs.outcome(row.config):
                 key = name.rpartition("/")[2]
                 words = "as released" if key == "as-released" else f"control {key}"
                 absent[words] = absent.get(words, 0) + 1
@@ -407,7 +414,7 @@ def _minutes(exhibit: Exhibit, found: Mapping[str, Any], runs: Runs) -> Table:
             spent = [at["seconds"] for at in needed.values() if at is not None and at.get("seconds")]
             if name != line.recipe and not needed:
                 continue
-            whole = outcome(runs.of(row.config), row.config.epochs).seeds
+            whole = runs.outcome(row.config).seeds
             late = [str(n) for n, at in needed.items() if at is None and n in whole]
             shown = f"{mean(reached):.1f} ({len(reached)})" if reached else NOT_RUN if not needed else ""
             open_ = [str(n) for n, at in needed.items() if at is None and n not in whole]
