@@ -327,6 +327,34 @@ def test_a_step_that_would_end_in_infinity_is_not_taken():
         assert [name for name, w in replicas.state(r)["weights"].items() if not w.isfinite().all()] == []
 
 
+def make_steep(clip, optimizer="adam"):
+    """The loss is some 1e33, the gradient's norm too, and its square beyond float32; of one replica."""
+    replicas = make(configure(ADDING, optimizer=optimizer, **{**SMALL, "precision": "tf32", "clip": clip}))
+    spoil(replicas, 1, 1e16)
+    return replicas
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop", "sgd"])
+def test_a_norm_beyond_the_square_root_of_the_largest_number_is_clipped(optimizer):
+    replicas = make_steep(1.0, optimizer)
+    before = replicas.theta[0].detach().clone()
+    _, norms = go(replicas, last=1)
+    assert replicas.alive.all()
+    assert 1e20 < norms[0, 1] < 1e38
+    assert 0 < (replicas.theta[0][1] - before[1]).abs().max() < 1e10
+    assert float(replicas.theta[0].grad[1].double().norm()) == pytest.approx(1, rel=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_a_step_after_which_the_optimizer_would_be_at_infinity_is_not_taken(optimizer):
+    """Unclipped, the square in its moments is infinite: it would divide by that, and never move again."""
+    replicas = make_steep(0.0, optimizer)
+    kept = flat(replicas.state(1))
+    go(replicas, last=2)
+    assert replicas.alive.tolist() == [True, False, True]
+    assert_kept(flat(replicas.state(1)), kept)
+
+
 @each
 def test_a_state_is_all_there_is(config):
     """Saved after some steps in the middle of an epoch, and taken over: the same bits after more."""

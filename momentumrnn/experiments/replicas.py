@@ -149,7 +149,8 @@ class Replicas:
         loss = self._gradients(tuple(r.index_select(1, take) for r in self.rows))
         with torch.no_grad():
             grads = [theta.grad for theta in self.theta if theta.grad is not None]
-            norm = torch.stack([g.square().sum(1) for g in grads]).sum(0).sqrt()
+            # In float64: squares beyond 1e38 are clipped like others.
+            norm = torch.stack([g.double().square().sum(1) for g in grads]).sum(0).sqrt()
             if config.clip:
                 factor = (config.clip / (norm + 1e-6)).clamp(max=1).unsqueeze(1)
                 for g in grads:
@@ -160,8 +161,8 @@ class Replicas:
             for optimizer in self.optimizers:
                 optimizer.step()
             fine = self.alive & loss.isfinite() & norm.isfinite()
-            for theta in self.theta:
-                fine &= theta.isfinite().all(1)
+            for t in held:
+                fine &= t.isfinite().all(1)
             self.taken += fine
             for t, old in zip(held, before, strict=True):
                 t.copy_(torch.where(fine.unsqueeze(1), t, old))
