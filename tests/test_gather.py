@@ -418,7 +418,8 @@ def test_minutes_of_runs_as_they_were(tmp_path):
     assert row.cells[3:6] == ("25.0 (2)", f"{ours:.3g}", f"{as_run:.3g}")
     make(tmp_path, config, 2, [0.5] * 150)
     row = tables.costs(exhibit("table16"), found, gather([tmp_path])).rows[0]
-    assert row.cells[3:6] == ("25.0 (2); not reached: seed 2", "", "")
+    assert row.cells[3:6] == ("25.0 (2); not reached: seed 2", "-", "-")
+    assert row.kind == ""
 
 
 def test_a_control_of_a_network_that_goes_on(tmp_path):
@@ -495,6 +496,17 @@ def test_shorter_than_the_paper(tmp_path, result):
     (line,) = plot.series
     assert (line.epochs[-1], line.cut) == (20, "20 of 150 epochs")
     assert line.middle[-1] == pytest.approx(93.0)
+
+
+def test_lines_that_fall_do_not_press_the_others_together(tmp_path):
+    """Shown is where all lines are most of the time: not their first steps, nor the fall of one."""
+    for model, best, last in (("LSTM", 0.88, 0.88), ("MomentumLSTM", 0.93, 0.93), ("AdamLSTM", 0.92, 0.4)):
+        config = recipe(f"table11/{model}/PMNIST/128").config
+        make(tmp_path, config, 0, [0.1] * 5 + [best] * 130 + [last] * 15)
+    (plot,) = [plot for plot in curves.plots(exhibit("table11"), gather([tmp_path])) if plot.series]
+    low, high = plot.window
+    assert 85 < low < 88
+    assert 93 < high < 95
 
 
 def test_no_rate_of_learning_is_said_of_a_run_that_goes_on(tmp_path):

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 from ..demo import TASK
@@ -88,8 +88,9 @@ class Plot:
         values = sorted(value for each in self.series for value in (*each.low, *each.high))
         if self.log or len(values) < 100:
             return None
-        # But with the end of every line.
-        low, high = min(values[len(values) // 10], *(each.low[-1] for each in self.series)), values[-1]
+        # But with most of the second half of every line; where it falls for a while it leaves the picture.
+        late = [median(each.middle[len(each.middle) // 2 :]) for each in self.series]
+        low, high = min(values[len(values) // 10], *late), values[-1]
         return low - (high - low) / 10, high + (high - low) / 10
 
     @property

@@ -434,7 +434,7 @@ def _minutes(exhibit: Exhibit, found: Mapping[str, Any], runs: Runs) -> Table:
                 "default" if name == line.recipe else "as released",
                 f"{line.published[0].value:g}",
                 shown,
-                *(_amount(each) if known else "" if needed else NOT_RUN for each in minutes[:2]),
+                *(_amount(each) if known else "-" if needed else NOT_RUN for each in minutes[:2]),
                 *("" if each is None else _amount(each) for each in minutes[2:]),
             )
             data = {"network": line.model, "recipe": name, "paper": line.published[0].value}
@@ -444,7 +444,7 @@ def _minutes(exhibit: Exhibit, found: Mapping[str, Any], runs: Runs) -> Table:
                 "not_reached": len(late),
             }
             data |= dict(zip(("ours", "as_run", "listing", "torch_nn"), minutes, strict=True))
-            rows.append(Row(cells, data, "" if reached else "absent"))
+            rows.append(Row(cells, data, "" if needed else "absent"))
     return Table(exhibit.name, columns, tuple(rows), f"Minutes. {_how(found)}")
 
 
