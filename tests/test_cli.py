@@ -52,7 +52,7 @@ def test_other_seeds_are_refused(text, capsys):
         seeds(text)
 
 
-def test_a_run_from_beginning_to_end(tmp_path, capsys):
+def test_a_run_from_beginning_to_end(tmp_path, capsys, monkeypatch):
     assert go(tmp_path, "--seeds", "0-1", "--epochs", "2", "--momentum", "HeavyBall(mu=0.9, step=2.0)") == 0
     out = capsys.readouterr().out
     assert len(folders(tmp_path)) == 2
@@ -79,6 +79,12 @@ def test_a_run_from_beginning_to_end(tmp_path, capsys):
     listed = capsys.readouterr().out
     assert "0-1" in listed
     assert "done, epochs: 2" in listed
+    # Of one folder alone, and from inside it.
+    monkeypatch.chdir(folder)
+    assert main(["runs", "--root", "."]) == 0
+    alone = capsys.readouterr().out
+    assert "0-1" not in alone
+    assert folder.name.rpartition("-s")[0] in alone
 
 
 def test_more_epochs_go_on(tmp_path, capsys):

@@ -26,7 +26,8 @@ def run(options: Any, args: Sequence[str]) -> int:
     console = Console(width=None if sys.stdout.isatty() else 150)
     groups: dict[str, list[dict[str, Any]]] = {}
     broken = []
-    for path in sorted(options.root.glob("*/config.json")):
+    own = options.root.resolve() / "config.json"  # --root is itself the folder of a run
+    for path in [own] if own.is_file() else sorted(options.root.glob("*/config.json")):
         try:
             found = _read(path.parent)
         except (RunError, KeyError, TypeError) as error:
