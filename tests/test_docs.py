@@ -195,8 +195,8 @@ def test_the_accuracies_of_the_readme_are_those_of_the_runs():
             name = f"table{11 if size == 128 else 1}/{model}/PMNIST/{size}"
             if row is rows[-1]:
                 name += "/same-forget-bias"
-            if shown != "not run yet":
-                assert shown == spread(of(name)[0].best)
+            ran = (ROOT / "results/runs" / f"{recipe(name).config.id}-s0").is_dir()
+            assert shown == (spread(of(name)[0].best) if ran else "not run yet")
             for p in recipe(name).published:
                 assert (f"{p.value:g}" if p.quoted else f"{p.value:.2f} ± {p.std:.2f}") in printed
 

@@ -149,8 +149,8 @@ class Replicas:
         loss = self._gradients(tuple(r.index_select(1, take) for r in self.rows))
         with torch.no_grad():
             grads = [theta.grad for theta in self.theta if theta.grad is not None]
-            # In float64: squares beyond 1e38 are clipped like others.
-            norm = torch.stack([g.double().square().sum(1) for g in grads]).sum(0).sqrt()
+            # In float64, so that one whose square float32 can't hold is clipped as any other.
+            norm = torch.linalg.vector_norm(torch.cat(grads, 1), dim=1, dtype=torch.float64)
             if config.clip:
                 factor = (config.clip / (norm + 1e-6)).clamp(max=1).unsqueeze(1)
                 for g in grads:
