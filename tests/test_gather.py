@@ -26,7 +26,7 @@ import momentumrnn as mr
 from momentumrnn.experiments import Adding, Task, configure, demo, train
 from momentumrnn.experiments.exhibits import EXHIBITS, exhibit
 from momentumrnn.experiments.folders import Folder, RunError
-from momentumrnn.experiments.paper import recipe
+from momentumrnn.experiments.paper import RECIPES, recipe, variants
 from momentumrnn.experiments.report import ReportError, curves, figures, report, tables
 from momentumrnn.experiments.report.findings import findings
 from momentumrnn.experiments.report.gather import gather, outcome, read
@@ -507,6 +507,21 @@ def test_lines_that_fall_do_not_press_the_others_together(tmp_path):
     low, high = plot.window
     assert 85 < low < 88
     assert 93 < high < 95
+
+
+def test_no_two_lines_look_alike(tmp_path):
+    """Nor do lines of two plots that share their legend, unless they have the same name."""
+    names = [name for name in RECIPES if name.startswith("table1") and "/PMNIST/" in name]
+    every = [*names, *(variant for name in names for variant in variants(name))]
+    for config in {recipe(name).config.id: recipe(name).config for name in every}.values():
+        make(tmp_path, config, 0, [0.9, 0.91])
+    for table in ("table1", "table11"):
+        drawn = [each for plot in curves.plots(exhibit(table), gather([tmp_path])) for each in plot.series]
+        looks = {each.name: (each.colour, each.dash) for each in drawn}
+        assert len(looks) > 15
+        assert len(set(looks.values())) == len(looks)
+        assert all(looks[each.name] == (each.colour, each.dash) for each in drawn)
+        assert set(curves.DASHES.values()) <= set(figures._DASHES)
 
 
 def test_no_rate_of_learning_is_said_of_a_run_that_goes_on(tmp_path):

@@ -30,13 +30,13 @@ COLOURS = {
     "same-input-rms": "#a0522d",
 }
 DASHES = {
-    "as-released": "dash",
-    "same-step": "10px 4px",
-    "same-gain": "dashdot",
-    "same-forget-bias": "dot",
-    "same-rms": "12px 3px 2px 3px",
-    "same-input-rms": "4px 2px 1px 2px",
+    "Momentum": "dot",
+    "Adam": "dashdot",
+    "RMSProp": "4px 2px 1px 2px",
+    "SR": "10px 4px",
+    "released": "12px 3px 2px 3px",
 }
+"""Of controls: the colour says which one, the dash of which network."""
 
 
 Values = Callable[[Seed], Mapping[int, float]]
@@ -128,8 +128,8 @@ def demo(runs: Runs) -> Plot:
     """The demo's losses."""
     found = []
     for network, seeds in demo_runs(runs):
-        colour = COLOURS["same-gain"] if network.control else _colour(network.name)
-        dash = DASHES["same-gain"] if network.control else "solid"
+        colour = COLOURS["same-gain" if network.control else _family(network.name)]
+        dash = DASHES["Momentum"] if network.control else "solid"
         line = drawn(network.name, seeds, _loss("validation"), colour, dash, 0)
         if line is not None:
             found.append(replace(line, control=network.control))
@@ -157,9 +157,11 @@ def _series(names: Sequence[str], runs: Runs, values: Values) -> tuple[Series, .
     for name in [*names, *(variant for each in names for variant in variants(each))]:
         row, model, keys = recipe(name), name.split("/")[1], name.split("/")[4:]
         control = [key for key in keys if key in CONTROLS]
-        colour = COLOURS[control[0]] if control else _colour(model)
-        # A control of a released run looks as that run does.
-        dash = DASHES[keys[0]] if keys else "solid"
+        colour, dash = COLOURS[_family(model)], "dash" if keys else "solid"
+        if control:
+            colour, dash = COLOURS[control[0]], DASHES[_family(model)]
+            if "as-released" in keys:
+                colour = _darker(colour)
         line = drawn(", ".join([model, *keys]), runs.of(row.config), values, colour, dash, row.config.epochs)
         # A control is drawn beside what it is a control of.
         if line is not None and (not control or runs.of(recipe(name.rpartition("/")[0]).config)):
@@ -228,8 +230,11 @@ def _accuracy(seed: Seed) -> Mapping[int, float]:
     return {line["step"]: 100 * line[key] for line in seed.epochs if line.get(key) is not None}
 
 
-def _colour(model: str) -> str:
+def _family(model: str) -> str:
     if model.endswith("-released"):
-        return COLOURS["released"]
-    family = model.removesuffix("LSTM").removesuffix("DTRIV")
-    return COLOURS[family or "LSTM"]
+        return "released"
+    return model.removesuffix("LSTM").removesuffix("DTRIV") or "LSTM"
+
+
+def _darker(colour: str) -> str:
+    return "#" + "".join(f"{int(colour[i : i + 2], 16) * 5 // 8:02x}" for i in (1, 3, 5))
