@@ -119,7 +119,7 @@ def settled(y):
 
 
 def test_names():
-    assert len(set(EVERYTHING)) == len(EVERYTHING) == 328
+    assert len(set(EVERYTHING)) == len(EVERYTHING) == 352
     assert len(RECIPES) == 66
     tables = list(dict.fromkeys(name.split("/")[0] for name in RECIPES))
     assert tables == ["table1", "figure4", "table4", "table6", "table11", "figure10", "table13"]
@@ -305,7 +305,7 @@ def test_which_controls(name):
     elif config.momentum is None:
         assert controls == set()
     elif config.momentum.linear:
-        assert controls == {"same-step", "same-gain"} | lstm
+        assert controls == {"same-step", "same-gain"} | lstm | ({"same-input-gain"} if lstm else set())
     else:
         assert controls == {"same-step", "same-rms"} | lstm | ({"same-input-rms"} if lstm else set())
 
@@ -381,6 +381,13 @@ def test_same_forget_bias(name):
     assert control.momentum is None
     assert control.cell == cells.LSTM()
     torch.testing.assert_close(forget_bias(control), forget_bias(base), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", having("same-input-gain"))
+def test_same_input_gain_has_the_forget_bias_of_the_plain_network(name):
+    control = recipe(f"{name}/same-input-gain").config
+    assert control.momentum == recipe(f"{name}/same-gain").config.momentum
+    assert forget_bias(control).item() == pytest.approx(2)
 
 
 def test_forget_biases():

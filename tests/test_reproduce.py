@@ -711,7 +711,7 @@ def test_variants_stand_beside_their_rows(capsys, timed):
 
     assert named("as-released") == ["", "as-released"]
     assert named("same-gain") == ["", "same-gain"]
-    controls = ["same-step", "same-gain", "same-forget-bias"]
+    controls = ["same-step", "same-gain", "same-input-gain", "same-forget-bias"]
     assert {*controls, "as-released"} == {*RECIPES[base].variants} < {*VARIANTS}
     assert named("controls") == ["", *controls]
     released = ["as-released", *(f"as-released/{name}" for name in controls)]

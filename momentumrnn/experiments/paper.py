@@ -70,7 +70,7 @@ class Recipe:
     >>> found.config.momentum, found.published
     (HeavyBall(mu=0.6, step=1.0), (Published(value=94.72, std=0.16, source='paper', rounding=0.0, seeds=5),))
     >>> found.variants
-    ('as-released', 'same-step', 'same-gain', 'same-forget-bias')
+    ('as-released', 'same-step', 'same-gain', 'same-input-gain', 'same-forget-bias')
     """
 
     name: str
@@ -398,6 +398,13 @@ def _same_gain(base: Recipe) -> Config | None:
     return _plain(base.config, _gain(base.config)) if linear else None
 
 
+def _same_input_gain(base: Recipe) -> Config | None:
+    config = _same_gain(base)
+    if config is None or config.orthogonal:
+        return None
+    return replace(config, init=Paper(forget_bias=_tidy(2 / (1 + _gain(base.config)))))
+
+
 def _same_forget_bias(base: Recipe) -> Config | None:
     config = base.config
     plain = config.momentum is None and isinstance(config.cell, LSTM)
@@ -430,6 +437,9 @@ VARIANTS = {
     "same-step": Variant("control: momentum off, the same step", _same_step),
     "same-gain": Variant(
         "control: momentum off, the step that gives a constant input the same mean drive", _same_gain
+    ),
+    "same-input-gain": Variant(
+        "control: the same, with the forget bias of the network without momentum", _same_input_gain
     ),
     "same-forget-bias": Variant(
         "control: no momentum and no step, the forget bias that momentum makes of the initial one in the "

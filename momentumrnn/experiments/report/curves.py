@@ -25,6 +25,7 @@ COLOURS = {
     "released": "#cc79a7",
     "same-step": "#999999",
     "same-gain": "#666666",
+    "same-input-gain": "#7a8b00",
     "same-forget-bias": "#8458b3",
     "same-rms": "#4f8a8b",
     "same-input-rms": "#a0522d",

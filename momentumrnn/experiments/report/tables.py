@@ -252,6 +252,7 @@ TRAINED = {
     "as-released": "as released",
     "same-step": "control: same step",
     "same-gain": "control: same gain",
+    "same-input-gain": "control: same input gain",
     "same-forget-bias": "control: same forget bias",
     "same-rms": "control: same rms",
     "same-input-rms": "control: same input rms",
