@@ -439,7 +439,8 @@ VARIANTS = {
         "control: momentum off, the step that gives a constant input the same mean drive", _same_gain
     ),
     "same-input-gain": Variant(
-        "control: the same, with the forget bias of the network without momentum", _same_input_gain
+        "control: momentum off, the step of same-gain, the forget bias of the network without momentum",
+        _same_input_gain,
     ),
     "same-forget-bias": Variant(
         "control: no momentum and no step, the forget bias that momentum makes of the initial one in the "
