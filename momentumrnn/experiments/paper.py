@@ -402,6 +402,7 @@ def _same_input_gain(base: Recipe) -> Config | None:
     config = _same_gain(base)
     if config is None or config.orthogonal:
         return None
+    # Of the plain rows it is 2: 1 on both sides.
     return replace(config, init=Paper(forget_bias=_tidy(2 / (1 + _gain(base.config)))))
 
 

@@ -149,10 +149,11 @@ class Replicas:
         loss = self._gradients(tuple(r.index_select(1, take) for r in self.rows))
         with torch.no_grad():
             grads = [theta.grad for theta in self.theta if theta.grad is not None]
+            # In float64, so that it is known, and the seed goes on, where float32 can't hold its square.
             norm = torch.linalg.vector_norm(torch.cat(grads, 1), dim=1, dtype=torch.float64)
             if config.clip:
                 factor = (config.clip / (norm + 1e-6)).clamp(max=1)
-                # As torch's clip_grad_norm_: a gradient whose square the dtype can't hold becomes 0.
+                # There torch's clip_grad_norm_ makes the gradient 0.
                 factor = factor.where(norm**2 <= torch.finfo(grads[0].dtype).max, 0).unsqueeze(1)
                 for g in grads:
                     g.mul_(factor)
