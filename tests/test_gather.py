@@ -507,6 +507,33 @@ def test_lines_that_fall_do_not_press_the_others_together(tmp_path):
     low, high = plot.window
     assert 85 < low < 88
     assert 93 < high < 95
+    assert not plot.below
+
+
+def test_seeds_that_fail_are_drawn_and_do_not_move_the_others(tmp_path):
+    """A line is where most seeds are; one that stopped stays where it was; what is far below is named."""
+    for model, seeds in (("LSTM", [0.92, 0.93] * 2), ("SRLSTM-released", [0.91, 0.1, 0.9, 0.2, 0.91])):
+        for terms in ("", "/as-released"):
+            config = recipe(f"table11/{model}/PMNIST/128{terms}").config
+            for seed, value in enumerate(seeds):
+                if terms and value == 0.9:
+                    value = 0.3
+                stopped = 5 if value == 0.1 else None
+                make(tmp_path, config, seed, [value] * (stopped or 150), frozen=stopped)
+    ours, released = curves.plots(exhibit("table11"), gather([tmp_path]))
+    assert (ours.title, released.title) == ("PMNIST, n = 128", "PMNIST, n = 128, as released")
+    assert [[each.name for each in plot.series] for plot in (ours, released)] == [
+        ["LSTM", "SRLSTM-released"]
+    ] * 2
+    line = ours.series[1]
+    assert (line.low[-1], line.middle[-1], line.high[-1]) == pytest.approx((10, 90, 91))
+    assert len(line.seeds) == 5
+    assert not line.cut
+    assert released.series[1].middle[-1] == pytest.approx(30)
+    assert (ours.below, released.below) == ("", "SRLSTM-released")
+    assert ours.window[0] < 90
+    assert 92 < released.window[0] < 92.5
+    assert b"below: SRLSTM-released" in figures.saved(figures.lines([ours, released], "a title"), "svg")
 
 
 def test_no_two_lines_look_alike(tmp_path):

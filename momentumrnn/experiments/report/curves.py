@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
 from ..demo import TASK
@@ -46,7 +46,7 @@ Values = Callable[[Seed], Mapping[int, float]]
 
 @dataclass(frozen=True)
 class Series:
-    """A line: the mean over seeds, and the least and the most, at some steps."""
+    """A line: the median over seeds, which one that fails does not move far, and the least and the most."""
 
     name: str
     colour: str
@@ -60,6 +60,11 @@ class Series:
     cut: str = ""
     """Where it stops before its end, in words."""
     control: bool = False
+
+    @property
+    def late(self) -> float:
+        """Where it is in its second half, most of the time."""
+        return median(self.middle[len(self.middle) // 2 :])
 
 
 @dataclass(frozen=True)
@@ -86,13 +91,20 @@ class Plot:
     @property
     def window(self) -> tuple[float, float] | None:
         """Of a linear axis, from where to where: without the first steps, in which all lines rise alike."""
-        values = sorted(value for each in self.series for value in (*each.low, *each.high))
-        if self.log or len(values) < 100:
-            return None
+        high = max((value for each in self.series for value in each.high), default=0.0)
         # But with most of the second half of every line; where it falls for a while it leaves the picture.
-        late = [median(each.middle[len(each.middle) // 2 :]) for each in self.series]
-        low, high = min(values[len(values) // 10], *late), values[-1]
+        near = [each for each in self.series if each.late > high / 2]
+        values = sorted(value for each in near for value in each.middle)
+        if self.log or len(values) < 50:
+            return None
+        low = min(values[len(values) // 10], *(each.late for each in near))
         return low - (high - low) / 10, high + (high - low) / 10
+
+    @property
+    def below(self) -> str:
+        """The names of lines that the window leaves out, because they never come near the others."""
+        low = self.window[0] if self.window else -math.inf
+        return ", ".join(each.name for each in self.series if each.late < low)
 
     @property
     def alt(self) -> str:
@@ -113,7 +125,7 @@ def plots(exhibit: Exhibit, runs: Runs) -> list[Plot]:
     found = []
     for i, panel in enumerate(exhibit.panels, 1):
         quantity = "training loss" if panel.part == "train" else "test loss"
-        series = _series(panel.recipes, runs, _loss(panel.part))
+        series = _series(_with_variants(panel.recipes), runs, _loss(panel.part))
         absent = tuple(name.split("/")[1] for name in panel.recipes if not runs.of(recipe(name).config))
         task: Any = recipe(panel.recipes[0]).config.task if panel.recipes else None
         level = getattr(task, "baseline", None)
@@ -139,24 +151,32 @@ def demo(runs: Runs) -> Plot:
 
 
 def _of_table(exhibit: Exhibit, runs: Runs) -> list[Plot]:
-    """The test accuracy of every run of a table, a plot for each task and number of units."""
+    """The test accuracy of every run of a table, a plot for each task, number of units and terms."""
     places: dict[str, list[str]] = {}
     for line in lines(exhibit):
         if line.recipe:
             places.setdefault(f"{line.column}, n = {line.size}", []).append(line.recipe)
-    found = []
-    for i, (title, names) in enumerate(places.items(), 1):
-        series = _series(names, runs, _accuracy)
-        if series:
-            found.append(Plot(f"{exhibit.name}-{i}", title, "test accuracy, %", series, log=False))
+    found: list[Plot] = []
+    for place, names in places.items():
+        for terms, title in (("", place), ("as-released", f"{place}, as released")):
+            wanted = [name for name in _with_variants(names) if ("as-released" in name) == bool(terms)]
+            series = _series(wanted, runs, _accuracy, terms)
+            if series:
+                name = f"{exhibit.name}-{len(found) + 1}"
+                found.append(Plot(name, title, "test accuracy, %", series, log=False))
     return found
 
 
-def _series(names: Sequence[str], runs: Runs, values: Values) -> tuple[Series, ...]:
-    """The lines of recipes and of their variants, each run once."""
+def _with_variants(names: Sequence[str]) -> list[str]:
+    return [*names, *(variant for each in names for variant in variants(each))]
+
+
+def _series(names: Sequence[str], runs: Runs, values: Values, omit: str = "") -> tuple[Series, ...]:
+    """The lines of recipes, each run once; omit: a variant that all are of, and that no name says."""
     found: dict[str, Series] = {}
-    for name in [*names, *(variant for each in names for variant in variants(each))]:
-        row, model, keys = recipe(name), name.split("/")[1], name.split("/")[4:]
+    for name in names:
+        row, model = recipe(name), name.split("/")[1]
+        keys = [key for key in name.split("/")[4:] if key != omit]
         control = [key for key in keys if key in CONTROLS]
         colour, dash = COLOURS[_family(model)], "dash" if keys else "solid"
         if control:
@@ -187,9 +207,12 @@ def drawn(
     last = epochs * n if epochs else math.inf
     every = sorted({step for found in known.values() for step in found if step <= last})
     every = thinned(every)
+    stopped = {number for number in known if seeds[number].state == "frozen"}
+    for number in stopped:  # It stays where it was: without it the others would look better.
+        known[number] = {**dict.fromkeys(every, list(known[number].values())[-1]), **known[number]}
     at = [[found[step] for found in known.values() if step in found] for step in every]
-    short = {len(seeds[number].epochs) for number in known if len(seeds[number].epochs) < epochs}
-    cut = f"{min(short)} of {epochs} epochs" if short else ""
+    shortest = min((len(seeds[number].epochs) for number in known if number not in stopped), default=epochs)
+    cut = f"{shortest} of {epochs} epochs" if shortest < epochs else ""
     return Series(
         name,
         colour,
@@ -197,7 +220,7 @@ def drawn(
         tuple(known),
         tuple(every),
         tuple(round(step / n, 4) for step in every),
-        tuple(map(mean, at)),
+        tuple(map(median, at)),
         tuple(map(min, at)),
         tuple(map(max, at)),
         cut,

@@ -93,6 +93,9 @@ def lines(plots: Sequence[Plot], title: str) -> Any:
                 axes.set_yscale("log")
             elif plot.window is not None:
                 axes.set_ylim(plot.window)
+                if plot.below:
+                    below = f"below: {plot.below}"
+                    axes.text(0.99, 0.02, below, ha="right", fontsize=8, transform=axes.transAxes)
             axes.set_xlim(left=0)
             axes.locator_params("x", nbins=5)
             axes.set_xlabel("training steps")
