@@ -417,8 +417,9 @@ def test_minutes_of_runs_as_they_were(tmp_path):
     assert (row.data["ours"], row.data["as_run"]) == pytest.approx((ours, as_run))
     assert row.cells[3:6] == ("25.0 (2)", f"{ours:.3g}", f"{as_run:.3g}")
     make(tmp_path, config, 2, [0.5] * 150)
+    make(tmp_path, config, 3, [0.5] * 20, frozen=20 * STEPS + 7)
     row = tables.costs(exhibit("table16"), found, gather([tmp_path])).rows[0]
-    assert row.cells[3:6] == ("25.0 (2); not reached: seed 2", "-", "-")
+    assert row.cells[3:6] == ("25.0 (2); not reached: seed 2, 3", "-", "-")
     assert row.kind == ""
 
 
@@ -528,7 +529,7 @@ def test_seeds_that_fail_are_drawn_and_do_not_move_the_others(tmp_path):
     line = ours.series[1]
     assert (line.low[-1], line.middle[-1], line.high[-1]) == pytest.approx((10, 90, 91))
     assert len(line.seeds) == 5
-    assert not line.cut
+    assert line.cut == "seed 1 stopped after 5 epochs"
     assert released.series[1].middle[-1] == pytest.approx(30)
     assert (ours.below, released.below) == ("", "SRLSTM-released")
     assert ours.window[0] < 90

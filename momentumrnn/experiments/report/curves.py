@@ -46,7 +46,7 @@ Values = Callable[[Seed], Mapping[int, float]]
 
 @dataclass(frozen=True)
 class Series:
-    """A line: the median over seeds, which one that fails does not move far, and the least and the most."""
+    """A line: the median over seeds, so that one that fails moves it little, with the least and the most."""
 
     name: str
     colour: str
@@ -58,7 +58,7 @@ class Series:
     low: tuple[float, ...]
     high: tuple[float, ...]
     cut: str = ""
-    """Where it stops before its end, in words."""
+    """What stops before the end, in words."""
     control: bool = False
 
     @property
@@ -92,7 +92,8 @@ class Plot:
     def window(self) -> tuple[float, float] | None:
         """Of a linear axis, from where to where: without the first steps, in which all lines rise alike."""
         high = max((value for each in self.series for value in each.high), default=0.0)
-        # But with most of the second half of every line; where it falls for a while it leaves the picture.
+        # But with most of the second half of every line that comes near the highest; where it falls for a
+        # while it leaves the picture.
         near = [each for each in self.series if each.late > high / 2]
         values = sorted(value for each in near for value in each.middle)
         if self.log or len(values) < 50:
@@ -156,13 +157,15 @@ def _of_table(exhibit: Exhibit, runs: Runs) -> list[Plot]:
     for line in lines(exhibit):
         if line.recipe:
             places.setdefault(f"{line.column}, n = {line.size}", []).append(line.recipe)
-    found: list[Plot] = []
-    for place, names in places.items():
-        for terms, title in (("", place), ("as-released", f"{place}, as released")):
-            wanted = [name for name in _with_variants(names) if ("as-released" in name) == bool(terms)]
-            series = _series(wanted, runs, _accuracy, terms)
+    found = []
+    for i, (place, names) in enumerate(places.items(), 1):
+        every = _with_variants(names)
+        released = [name for name in every if "as-released" in name.split("/")]
+        ours = [name for name in every if name not in released]
+        for end, wanted in (("", ours), ("as released", released)):
+            series = _series(wanted, runs, _accuracy, omit="as-released")
             if series:
-                name = f"{exhibit.name}-{len(found) + 1}"
+                name, title = f"{exhibit.name}-{i}{end[:2]}", f"{place}, {end}".removesuffix(", ")
                 found.append(Plot(name, title, "test accuracy, %", series, log=False))
     return found
 
@@ -207,12 +210,19 @@ def drawn(
     last = epochs * n if epochs else math.inf
     every = sorted({step for found in known.values() for step in found if step <= last})
     every = thinned(every)
-    stopped = {number for number in known if seeds[number].state == "frozen"}
-    for number in stopped:  # It stays where it was: without it the others would look better.
-        known[number] = {**dict.fromkeys(every, list(known[number].values())[-1]), **known[number]}
+    cut, short = [], []
+    for number, found in known.items():
+        trained = len(seeds[number].epochs)
+        if seeds[number].state == "frozen":
+            # It stays where it was: without it the others would look better.
+            end, value = max(found.items())
+            known[number] = {**found, **{step: value for step in every if step > end}}
+            cut.append(f"seed {number} stopped after {trained} epochs")
+        elif trained < epochs:
+            short.append(trained)
     at = [[found[step] for found in known.values() if step in found] for step in every]
-    shortest = min((len(seeds[number].epochs) for number in known if number not in stopped), default=epochs)
-    cut = f"{shortest} of {epochs} epochs" if shortest < epochs else ""
+    if short:
+        cut.append(f"{min(short)} of {epochs} epochs")
     return Series(
         name,
         colour,
@@ -223,7 +233,7 @@ def drawn(
         tuple(map(median, at)),
         tuple(map(min, at)),
         tuple(map(max, at)),
-        cut,
+        ", ".join(cut),
     )
 
 

@@ -415,7 +415,9 @@ def _minutes(exhibit: Exhibit, found: Mapping[str, Any], runs: Runs) -> Table:
             spent = [at["seconds"] for at in needed.values() if at is not None and at.get("seconds")]
             if name != line.recipe and not needed:
                 continue
-            whole = runs.outcome(row.config).seeds
+            came = runs.outcome(row.config)
+            # A seed that stopped never will.
+            whole = {*came.seeds, *came.frozen}
             late = [str(n) for n, at in needed.items() if at is None and n in whole]
             shown = f"{mean(reached):.1f} ({len(reached)})" if reached else NOT_RUN if not needed else ""
             open_ = [str(n) for n, at in needed.items() if at is None and n not in whole]
