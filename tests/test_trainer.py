@@ -554,6 +554,18 @@ def test_a_seed_that_is_not_finite_is_frozen(at, threads, whole, tmp_path, monke
     assert contents(folder) == before
 
 
+def test_a_seed_whose_gradients_are_all_clipped_to_nothing_is_named(tmp_path, monkeypatch):
+    """Once. It goes on: the next epoch may be another."""
+    config = replace(CONFIG, clip=1.0, optimizer="sgd")
+    spoiling(monkeypatch, config, [1], 0, 1e16)
+    watcher = Watcher()
+    results = fit(config, tmp_path, [0, 1], watcher=watcher)
+    assert [result["status"] for result in results] == ["done", "done"]
+    (note,) = watcher.notes
+    assert note.startswith("seed 1: the norm of the gradient was ")
+    assert "epoch 1," in note
+
+
 def test_what_a_frozen_run_leaves_is_what_it_was_before(tmp_path, monkeypatch):
     """Not more steps of a round, nor a re-basing in it."""
     spoiling(monkeypatch, DTRIV, [0], 3)
