@@ -247,6 +247,29 @@ def test_the_precisions_are_those_of_the_runs():
     assert f"and {second}: no" in text
 
 
+def test_the_norms_are_those_of_the_runs():
+    """Of SRLSTM-released with n = 128: in float32 on a CPU, and the least and the most of those above."""
+    name, text = "table11/SRLSTM-released/PMNIST/128", (ROOT / "docs/results.md").read_text()
+
+    def norms(seed):
+        """Their means over the first four epochs."""
+        of, begun = [0.0] * 4, 0
+        for line in seed.steps:
+            if line["step"] <= 4 * 430:
+                of[(line["step"] - 1) // 430] += line["norm"] * (line["step"] - begun) / 430
+            begun = line["step"]
+        return of
+
+    def shown(norm):
+        return f"{norm:.2g}" if norm < 1e3 else f"{norm:.0e}"
+
+    config = replace(recipe(name).config, precision="float32")
+    (seed,) = gather([ROOT / "results/alone"]).of(config).values()
+    assert "to means of {}, {}, {} and {} in its first".format(*map(shown, norms(seed))) in text
+    every = zip(*map(norms, outcomes()(name)[1].values()), strict=True)
+    assert ", ".join(f"{shown(min(of))} and {shown(max(of))}" for of in every) in text
+
+
 def test_the_time_of_a_seed_alone_is_that_of_its_run():
     config = recipe("table1/RMSPropLSTM/PMNIST/256").config
     (seed,) = gather([ROOT / "results/alone"]).of(config).values()
