@@ -377,6 +377,13 @@ def _plain(config: Config, step: float) -> Config:
     return replace(config, momentum=None if step == 1 else HeavyBall(mu=0.0, step=step))
 
 
+def _forgetful(config: Config, times: float) -> Config:
+    """With so many times its forget bias. That is set on both sides, and only the input's is filtered."""
+    assert isinstance(config.init, Paper)
+    each = _tidy(times * config.init.forget_bias)
+    return replace(config, init=replace(config.init, forget_bias=each))
+
+
 def _as_released(base: Recipe) -> Config | None:
     _, model, task, *_ = base.name.split("/")
     if model == "SRLSTM" or task not in ("MNIST", "PMNIST"):
@@ -402,8 +409,7 @@ def _same_input_gain(base: Recipe) -> Config | None:
     config = _same_gain(base)
     if config is None or config.orthogonal:
         return None
-    # Of the plain rows it is 2: 1 on both sides.
-    return replace(config, init=Paper(forget_bias=_tidy(2 / (1 + _gain(base.config)))))
+    return _forgetful(config, 2 / (1 + _gain(base.config)))
 
 
 def _same_forget_bias(base: Recipe) -> Config | None:
@@ -411,9 +417,7 @@ def _same_forget_bias(base: Recipe) -> Config | None:
     plain = config.momentum is None and isinstance(config.cell, LSTM)
     if plain or config.orthogonal:
         return None
-    # The rows have a forget bias of 1 on both sides; of these the input's goes through the momentum.
-    each = _tidy((1 + _gain(config)) / 2)
-    return replace(config, cell=LSTM(), momentum=None, init=Paper(forget_bias=each))
+    return _forgetful(replace(config, cell=LSTM(), momentum=None), (1 + _gain(config)) / 2)
 
 
 def _same_rms(base: Recipe) -> Config | None:
@@ -425,8 +429,7 @@ def _same_input_rms(base: Recipe) -> Config | None:
     step = _find(_INPUT_RMS, _key(base.name))
     if step is None:
         return None
-    each = _tidy((1 + _gain(base.config)) / (1 + step))
-    return replace(_plain(base.config, step), init=Paper(forget_bias=each))
+    return _forgetful(_plain(base.config, step), (1 + _gain(base.config)) / (1 + step))
 
 
 VARIANTS = {

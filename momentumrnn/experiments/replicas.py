@@ -6,6 +6,7 @@ Where the fused kernels serve the layer its replicas are one launch, by torch.vm
 """
 
 import gc
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -44,6 +45,8 @@ class Replicas:
         self.alive = torch.ones(len(models), dtype=torch.bool, device=device)
         self.taken = torch.zeros(len(models), device=device)
         self._join()
+        # From this norm on torch's clip_grad_norm_ makes a gradient 0: its square is infinite.
+        self.steepest = torch.finfo(self.theta[0].dtype).max ** 0.5 if config.clip else math.inf
         self.optimizers = [self._optimizer(i) for i in range(len(self.theta))]
         for optimizer, theta in zip(self.optimizers, self.theta, strict=True):
             # Makes its state, and leaves theta as it is: all gradients are 0.
@@ -153,8 +156,7 @@ class Replicas:
             norm = torch.linalg.vector_norm(torch.cat(grads, 1), dim=1, dtype=torch.float64)
             if config.clip:
                 factor = (config.clip / (norm + 1e-6)).clamp(max=1)
-                # There torch's clip_grad_norm_ makes the gradient 0.
-                factor = factor.where(norm**2 <= torch.finfo(grads[0].dtype).max, 0).unsqueeze(1)
+                factor = factor.where(norm <= self.steepest, 0).unsqueeze(1)
                 for g in grads:
                     g.mul_(factor)
             held = self._held()

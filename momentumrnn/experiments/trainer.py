@@ -436,18 +436,13 @@ class _Trainer:
                 if selected(run.epochs, self.config.task.metric, "validation") is line:
                     run.best = replicas.state(r)["weights"]
                 self.watcher.epoch(run)
-                self._look(run)
-
-    def _look(self, run: Run) -> None:
-        """Say it, once, if no step of this epoch can have moved the weights."""
-        least = min(run.norms, default=0.0)
-        dtype = torch.float64 if self.config.precision == "float64" else torch.float32
-        if self.config.clip and least > torch.finfo(dtype).max ** 0.5 and not run.stuck:
-            run.stuck = True
-            self.watcher.note(
-                f"seed {run.seed}: the norm of the gradient was {least:.2g} or more in all steps of epoch "
-                f"{len(run.epochs)}, and its square too large: clipping made each of them 0, as torch's does"
-            )
+                least = min(run.norms, default=0.0)
+                if least > replicas.steepest and not run.stuck:
+                    run.stuck = True
+                    self.watcher.note(
+                        f"seed {run.seed}: the norm of the gradient was {least:.2g} or more in all steps of "
+                        f"epoch {line['epoch']}, too large to be clipped but to 0: the weights stand still"
+                    )
 
     def _save(self, live: list[tuple[Replicas, list[Run]]], group: list[Run]) -> None:
         self._account(group)

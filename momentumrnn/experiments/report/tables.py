@@ -416,11 +416,10 @@ def _minutes(exhibit: Exhibit, found: Mapping[str, Any], runs: Runs) -> Table:
             if name != line.recipe and not needed:
                 continue
             came = runs.outcome(row.config)
-            # A seed that stopped never will.
-            whole = {*came.seeds, *came.frozen}
-            late = [str(n) for n, at in needed.items() if at is None and n in whole]
+            over = {*came.seeds, *came.frozen}
+            late = [str(n) for n, at in needed.items() if at is None and n in over]
             shown = f"{mean(reached):.1f} ({len(reached)})" if reached else NOT_RUN if not needed else ""
-            open_ = [str(n) for n, at in needed.items() if at is None and n not in whole]
+            open_ = [str(n) for n, at in needed.items() if at is None and n not in over]
             if open_:
                 shown = f"{shown}; not yet: seed {', '.join(open_)}".removeprefix("; ")
             if late:
