@@ -1,0 +1,24 @@
+"""The bits of outputs and gradients are those that were recorded; see golden.py."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import golden
+import pytest
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.parametrize("name", ["cpu", pytest.param("h200", marks=pytest.mark.gpu)])
+def test_bits_are_as_recorded(name):
+    """Where the processor and torch are those of the record; bits may differ anywhere else."""
+    path = HERE / "golden" / f"{name}.json"
+    reason = golden.elsewhere(json.loads(path.read_text()))
+    if reason:
+        pytest.skip(reason)
+    # In a process of its own, because the tests change settings of torch that decide on bits.
+    command = [sys.executable, str(HERE / "golden.py"), "--check", str(path), "--workers", "2"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
