@@ -25,7 +25,8 @@ from torch.profiler import ProfilerActivity, profile
 
 import momentumrnn as mr
 from momentumrnn.bench import SHAPES
-from momentumrnn.kernels import fused, nvrtc
+from momentumrnn.cuda_graph import capture
+from momentumrnn.kernels import launch, nvrtc
 from momentumrnn.provenance import provenance
 
 MOMENTA = {
@@ -83,9 +84,7 @@ def shares(step: Callable[[], object]) -> dict[str, Any]:
 
 def replayed(step: Callable[[], object]) -> float:
     """Microseconds of a step from a CUDA graph."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
+    graph, _ = capture(step)
     graph.replay()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
@@ -98,9 +97,9 @@ def replayed(step: Callable[[], object]) -> float:
 
 def stages(step: Callable[[], object]) -> dict[str, Any]:
     """Cycles of each stage of a time step, by clocks in the kernels."""
-    known = fused.source
-    fused.source = lambda name: with_clocks(known(name)) if name in PASSES else known(name)
-    for cached in (fused._kernel, fused._ready):
+    known = launch.source
+    launch.source = lambda name: with_clocks(known(name)) if name in PASSES else known(name)
+    for cached in (launch.kernel, launch._load_all):
         cached.cache_clear()
     loaded = {}
     load = nvrtc.load
@@ -116,8 +115,8 @@ def stages(step: Callable[[], object]) -> dict[str, Any]:
         torch.cuda.synchronize()
         return {name: read_stages(*loaded[name], names_of(known(name))) for name in PASSES}
     finally:
-        fused.source, nvrtc.load = known, load
-        for cached in (fused._kernel, fused._ready):
+        launch.source, nvrtc.load = known, load
+        for cached in (launch.kernel, launch._load_all):
             cached.cache_clear()
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import momentumrnn as mr
+from momentumrnn.cuda_graph import capture
 from momentumrnn.provenance import provenance
 
 SIZES = [(1, 128, 1), (1, 256, 1), (129, 158, 1), (10, 190, 1), (64, 256, 1), (64, 256, 8)]  # D, H, B
@@ -57,7 +58,7 @@ class Captured:
         device = module.get_parameter("weight_hh_l0" if isinstance(module, nn.LSTM) else "weight_hh").device
         h, c = torch.zeros(2, rows, module.hidden_size, device=device).unbind()
         self.x = torch.zeros(rows, module.input_size, device=device)
-        self.h, self.copies, self.graph = h, copies, torch.cuda.CUDAGraph()
+        self.h, self.copies = h, copies
 
         def step() -> None:
             if isinstance(module, nn.LSTM):
@@ -68,16 +69,9 @@ class Captured:
             h.copy_(new_h)
             c.copy_(new_c)
 
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                step()
-            with torch.cuda.graph(self.graph, stream=side):
-                step()
-            h.zero_()
-            c.zero_()
-        torch.cuda.current_stream().wait_stream(side)
+        self.graph, _ = capture(step)
+        h.zero_()
+        c.zero_()
 
     def __call__(self, x: Tensor) -> Tensor:
         self.x.copy_(x)
@@ -162,7 +156,7 @@ def case(D: int, H: int, B: int, device: str, rounds: int, count: int) -> dict[s
     if not worst < 1e-2:
         raise RuntimeError(f"D = {D}, H = {H}, B = {B}: outputs differ from float64 by {errors}")
     steps = {name: make() for name, make in made.items()}
-    about = {name: step.about for name, step in steps.items() if isinstance(step, mr.Stream)}
+    about = {name: step.description for name, step in steps.items() if isinstance(step, mr.Stream)}
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     found = measured(steps, xs[:count], rounds, wait)
     for name, figures in found.items():

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from momentumrnn import HeavyBall
+from momentumrnn.cuda_graph import capture
 from momentumrnn.experiments import PMNIST, Config, configure
 from momentumrnn.experiments.models import build
 from momentumrnn.experiments.replicas import Replicas
@@ -166,12 +167,7 @@ def recurrent(replicas: Replicas) -> Callable[[], Any]:
             value = torch.vmap(loss)(weights, x).sum()
         torch.autograd.grad(value, list(weights.values()))
 
-    side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            both()
-        with torch.cuda.graph(graph, stream=side):
-            both()
+    graph, _ = capture(both)
     torch.cuda.synchronize()
     return graph.replay
 

@@ -27,7 +27,7 @@ print("largest difference of single steps:", (steps - whole).abs().max().item())
 stream.reset([2])
 y = stream(x[0])
 print("steps taken by each row:", stream.state.k.tolist())
-print("how it runs:", stream.about)
+print("how it runs:", stream.description)
 
 # Truncated backpropagation: detach between pieces, and the momentum goes on across the cut.
 optimizer = torch.optim.SGD(lstm.parameters(), lr=0.1)

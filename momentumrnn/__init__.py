@@ -1,10 +1,12 @@
 """Momentum in recurrent networks: layers that drop in for torch.nn.LSTM, GRU and RNN.
 
-The names of `api` are here too, found when first asked for: torch takes seconds to import, and
-`momentumrnn --help` has no need of it.
+The public names are those of `api`. They are loaded at the first use of one, because torch takes seconds to
+import and `momentumrnn --help` does not need it. Where torch is imported already, they are loaded at once.
 """
 
+import sys
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -14,12 +16,19 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    api, mine = import_module(".api", __name__), globals()
-    mine.update({known: getattr(api, known) for known in ("__all__", *api.__all__)})
-    if name in mine:
-        return mine[name]
+    # A submodule is imported by itself: by way of `api` a module that imports it would import itself.
+    if not name.startswith("_") and find_spec(f"{__name__}.{name}"):
+        return import_module(f".{name}", __name__)
+    api, names = import_module(".api", __name__), globals()
+    names.update({known: getattr(api, known) for known in ("__all__", *api.__all__)})
+    if name in names:
+        return names[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *import_module(".api", __name__).__all__})
+
+
+if "torch" in sys.modules:
+    __getattr__("__all__")

@@ -3,9 +3,9 @@
 from . import cells, init
 from .cells import Cell
 from .constraints import count_parameters, optimizer_groups, orthogonal, rebase_, weight_drop
-from .modules import GRU, LSTM, RNN, GRUCell, LSTMCell, Recurrent, RecurrentCell, RNNCell, State
+from .layers import GRU, LSTM, RNN, Recurrent
 from .momentum import Adam, HeavyBall, Momentum, Nesterov, RMSProp, ScheduledRestart
-from .names import (
+from .paper_names import (
     NAGGRU,
     NAGLSTM,
     NAGRNN,
@@ -37,6 +37,8 @@ from .names import (
     SRLSTMCell,
     SRRNNCell,
 )
+from .state import State
+from .step_cells import GRUCell, LSTMCell, RecurrentCell, RNNCell
 from .streaming import Stream
 
 __all__ = [

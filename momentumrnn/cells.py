@@ -1,20 +1,22 @@
-"""One step of a recurrence: the cells. Knows nothing of x, of momentum or of time."""
+"""The cells: one step of a recurrence. Knows nothing of x, of momentum or of time."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf
-from numbers import Real
 from typing import NamedTuple
 
 from torch import Tensor
+
+from .checks import check_integer, check_number
 
 
 class Weights(NamedTuple):
     """The weights of one direction of one layer, in torch's shapes and gate order.
 
-    ih: (G, D); hh: (G, H); b_ih, b_hh: (G,) or None; hr: (P, H) projects h to P features, or None. G is the
-    number of gate rows, `cell.gates * hidden_size`; with hr, hh is (G, P).
+    ih: (G, D), the input weight W, for D features and G = cell.gates * hidden_size gate rows
+    hh: (G, H), the recurrent weight U, for H hidden units; (G, P) with a projection to P features
+    b_ih, b_hh: (G,), the input bias and the recurrent bias, or None
+    hr: (P, H), the projection of h, or None
     """
 
     ih: Tensor
@@ -25,14 +27,15 @@ class Weights(NamedTuple):
 
 
 class Cell(ABC):
-    """One step `state -> state` of a recurrence, given its drive.
+    """One step of a recurrence, `state_t = step(v_t, U h_{t-1}, b_hh, state_{t-1})`; the base of all cells.
 
-    A new cell is a frozen dataclass that sets `gates` and `states` and writes `step`. It runs at once
-    with every momentum and every option of the layers: `Recurrent(MyCell(), input_size, hidden_size)`.
+    To write a cell, derive a frozen dataclass, set `gates` and `states`, and define `step`. It then runs with
+    every momentum and every option of the layers: `Recurrent(MyCell(), input_size, hidden_size)`.
 
-    gates: gate rows for each hidden unit; states: tensors in the state, h first, (B, H) each unless `widths`
-    says otherwise; projects: whether h enters through U alone, so that `proj_size` makes sense; forget: which
-    gate forgets, if any, for the initialisation of its bias.
+        gates: gate rows for each hidden unit
+        states: tensors in the state, h first; each is (B, H) unless `widths` says otherwise
+        projects: whether h enters through U alone, so that `proj_size` makes sense. Default: False
+        forget: the index of the gate that forgets, for the initialisation of its bias. Default: None
 
     >>> @dataclass(frozen=True)
     ... class Leaky(Cell):
@@ -53,12 +56,15 @@ class Cell(ABC):
     forget: int | None = None
 
     def widths(self, hidden_size: int) -> tuple[int, ...]:
-        """The number of columns of each tensor in the state."""
+        """The number of columns of each tensor in the state, h first."""
         return (hidden_size,) * self.states
 
     @abstractmethod
     def step(self, v: Tensor, r: Tensor, b: Tensor | None, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """v: the drive (B, G); r = h Uᵀ (B, G); b: the recurrent bias (G,) or None; state: (h, ...)."""
+        """The next state, in tensors of the same shapes as those of `state`.
+
+        v: (B, G), the drive; r = h Uᵀ: (B, G); b: (G,), the recurrent bias, or None; state: (h, ...).
+        """
 
 
 def _plus(r: Tensor, b: Tensor | None) -> Tensor:
@@ -69,7 +75,9 @@ def _plus(r: Tensor, b: Tensor | None) -> Tensor:
 class Elman(Cell):
     """`h_t = f(v_t + U h_{t-1} + b_hh)`, f = tanh, relu or sigmoid.
 
-    With f = modrelu, b_hh is its threshold: `h_t = sign(y) max(|y| + b_hh, 0)`, `y = v_t + U h_{t-1}`.
+    nonlinearity: "tanh", "relu", "sigmoid" or "modrelu". Default: "tanh"
+
+    For "modrelu" b_hh is a threshold: `h_t = sign(y) max(|y| + b_hh, 0)`, `y = v_t + U h_{t-1}`.
     """
 
     nonlinearity: str = "tanh"
@@ -119,17 +127,18 @@ def _lstm(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class ExtrapolatedLSTM(Cell):
-    """What the paper's released code runs on MNIST and TIMIT under the name SRLSTM: not the paper's SRLSTM.
+    """The cell that the released code runs on MNIST and TIMIT as SRLSTM. It is not the SRLSTM of the paper.
 
         y_t = U h_{t-1} + b_hh - step_size (W x_t + b_ih)
         gates = y_t + mu (y_t - y_{t-1}),   mu = j / (j + 3),  j = (t - 1) mod every,  t = 1, 2, ...
 
-    It extrapolates the whole gate input, U h included, and has a minus sign before W x. Its velocity depends
-    on h, so it is a cell with more state, `(h, c, y, j)`, (B, H), (B, H), (B, 4H) and (B, 1), and not a
-    momentum. For the paper's equations use `LSTM(momentum=ScheduledRestart(...))`.
+    every: steps from one restart to the next, 1 to 256, since j is in the dtype of the layer. Default: 40
+    step_size: factor on the input, a positive number. Default: 1
 
-    every: from 1 to 256, since j is counted in the dtype of the layer. j is a count from 0 to every - 1; some
-    backends have a gradient for it, some none.
+    It extrapolates the whole gate input, U h included, and has a minus sign before W x. Its velocity depends
+    on h. So it is no momentum, but a cell with the state `(h, c, y, j)`: (B, H), (B, H), (B, 4H) and (B, 1).
+    Some backends have a gradient for the count j, some have none. For the equations of the paper use
+    `LSTM(momentum=ScheduledRestart(...))`.
 
     >>> import torch
     >>> from momentumrnn import Recurrent
@@ -147,15 +156,9 @@ class ExtrapolatedLSTM(Cell):
     forget = 1
 
     def __post_init__(self) -> None:
-        expected = "ExtrapolatedLSTM: {} should be {}, got {!r}"
-        if isinstance(self.every, bool) or not isinstance(self.every, int):
-            raise TypeError(expected.format("every", "an integer from 1 to 256", self.every))
-        if not 1 <= self.every <= 256:
-            raise ValueError(expected.format("every", "an integer from 1 to 256", self.every))
-        if isinstance(self.step_size, bool) or not isinstance(self.step_size, int | float | Real):
-            raise TypeError(expected.format("step_size", "a positive number", self.step_size))
-        if not 0 < self.step_size < inf:
-            raise ValueError(expected.format("step_size", "a positive number", self.step_size))
+        every, step_size = "ExtrapolatedLSTM: every", "ExtrapolatedLSTM: step_size"
+        check_integer(every, self.every, 1, 256, "an integer from 1 to 256")
+        check_number(step_size, self.step_size, "a positive number", lambda s: s > 0)
 
     def widths(self, hidden_size: int) -> tuple[int, ...]:
         return hidden_size, hidden_size, 4 * hidden_size, 1

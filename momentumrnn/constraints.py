@@ -1,13 +1,12 @@
-"""What acts on U: orthogonal recurrent matrices, their re-basing, and dropped recurrent weights.
+"""Constraints on U: orthogonal recurrent matrices, their re-basing, and dropout of recurrent weights.
 
-    U = base exp(S),   S = tril(X) - tril(X)ᵀ            orthogonal: base is kept, the tangent X is trained
-    U <- U m / (1 - p),   m_ij ~ Bernoulli(1 - p)        dropped: one mask for each call of a layer
+    U = base exp(S),   S = tril(X) - tril(X)ᵀ            orthogonal: base is fixed, the tangent X is trained
+    U <- U m / (1 - p),   m_ij ~ Bernoulli(1 - p)        dropout: one mask for each call of a layer
 
-Both are torch parametrisations of `weight_hh`; the layers know of neither.
+Both are torch parametrisations of `weight_hh`. The layers know of neither.
 """
 
 import math
-from numbers import Real
 from typing import Any, TypeVar
 
 import torch
@@ -16,12 +15,14 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized, register_parametrization
 
+from .checks import check_number
 from .init import ANGLES
-from .modules import Recurrent, RecurrentCell
 from .momentum import wide
+from .recurrent_layer import Recurrent
+from .step_cells import RecurrentCell
 
 R = TypeVar("R", bound=Recurrent | RecurrentCell)
-# Products of orthogonal matrices drift: after so many re-basings the base is made orthogonal again.
+# Rounding errors add up in products of orthogonal matrices: each 100th re-basing repairs the base.
 _REPAIR_EVERY = 100
 
 
@@ -30,9 +31,12 @@ def orthogonal(rnn: R, init: str | None = "cayley") -> R:
 
         U = base exp(tril(X) - tril(X)ᵀ)       U, base, X: (n, n)
 
-    X is trained, starts at a zero tangent and has n (n - 1) / 2 effective entries; base starts as `init`:
-    "cayley" or "henaff" (`init.cayley_`, `init.henaff_`), or None, the matrix that there is, made orthogonal.
-    Matrices that were one before, `rnn.weight_hh_l1 = rnn.weight_hh_l0`, stay one.
+    rnn: a layer or step cell whose U is square
+    init: how base is drawn, "cayley" or "henaff" (`init.cayley_`, `init.henaff_`). None makes the present
+        matrix orthogonal. Default: "cayley"
+
+    X is trained; it starts at 0 and has n (n - 1) / 2 effective entries. Layers that share a matrix, as in
+    `rnn.weight_hh_l1 = rnn.weight_hh_l0`, still share it afterwards.
     With `rebase_` every K steps this is DTRIV-K, without it DTRIV-∞.
     Reference: Lezcano-Casado, Trivializations for Gradient-Based Optimization on Manifolds, NeurIPS 2019.
 
@@ -70,12 +74,14 @@ def orthogonal(rnn: R, init: str | None = "cayley") -> R:
 
 
 def rebase_(model: nn.Module) -> None:
-    """Move the base of every weight made by `orthogonal` to where the weight is now; call it every K steps.
+    """Set the base of every weight that `orthogonal` made to the present weight; call it every K steps.
 
         base <- U,   X <- 0                            no output changes
         base <- argmin ‖Q - base‖, Q orthogonal        each 100th time, against rounding
 
-    Call it after `optimizer.step()`. The optimiser's own state is not transported to the new base.
+    model: a module with such weights, itself or in its submodules
+
+    Call it after `optimizer.step()`. The state of the optimiser is not transported to the new base.
 
     >>> from momentumrnn import RNN
     >>> rnn = orthogonal(RNN(3, 8, nonlinearity="modrelu", bias="hh"))
@@ -89,26 +95,29 @@ def rebase_(model: nn.Module) -> None:
             f"rebase_: model should have a weight made by orthogonal(), got {type(model).__name__} with none"
         )
     for weight in weights:
-        # Parametrisations above the first, such as weight_drop, are no part of U.
+        # Parametrisations after the first, such as weight_drop, do not belong to U.
         X, first = weight.original, weight[0]
         base, rebasings = first.get_buffer("base"), first.get_buffer("rebasings")
         with torch.no_grad(), torch.autocast(X.device.type, enabled=False):
             U = first(X)
             rebasings += 1
             if rebasings % _REPAIR_EVERY == 0:
-                left, _, right = torch.linalg.svd(U.to(wide(U.dtype)))  # there is none in 16 bits
+                left, _, right = torch.linalg.svd(U.to(wide(U.dtype)))  # torch has no svd for 16 bits
                 U = left @ right
             base.copy_(U)
             X.zero_()
 
 
 def weight_drop(rnn: R, p: float) -> R:
-    """DropConnect on every recurrent matrix of a layer or cell, in place; returns rnn.
+    """Apply dropout to the entries of every recurrent matrix of a layer or cell (DropConnect); returns rnn.
 
         U m / (1 - p),   m_ij ~ Bernoulli(1 - p)           while training; else U
 
-    A layer draws one mask for each call, so for each sequence, and one for matrices that are one. A cell
-    is called at each step: for one mask put the loop into `torch.nn.utils.parametrize.cached()`.
+    rnn: a layer or step cell, changed in place
+    p: the probability to drop an entry, in [0, 1)
+
+    A layer draws one mask for each call, so for each sequence; layers that share a matrix share its mask.
+    A step cell draws one for each step. To keep it, put the loop into `torch.nn.utils.parametrize.cached()`.
     Reference: Merity, Keskar, Socher, Regularizing and Optimizing LSTM Language Models, ICLR 2018.
 
     >>> from momentumrnn import LSTM
@@ -118,21 +127,23 @@ def weight_drop(rnn: R, p: float) -> R:
     True
     """
     matrices = _matrices("weight_drop", rnn)
-    _check_number("weight_drop: p", p, below=1)
+    _check_rate("weight_drop: p", p, below=1)
     for name, *_ in matrices:
         if any(isinstance(m, _Drop) for m in _steps(rnn, name)):
             raise ValueError(f"weight_drop: rnn.{name} should have no drop yet, got {_steps(rnn, name)[-1]}")
     for first, *others in matrices:
-        # Unsafe leaves out a check that would draw a mask.
+        # unsafe=True omits a check that would draw a mask.
         register_parametrization(rnn, first, _Drop(float(p)), unsafe=True)
         _share(rnn, first, others)
     return rnn
 
 
 def optimizer_groups(model: nn.Module, *, lr: float, orthogonal_lr: float) -> list[dict[str, Any]]:
-    """All parameters in groups for a torch optimiser, the tangents X of `orthogonal` with their own rate.
+    """All parameters in groups for a torch optimiser; the tangents X of `orthogonal` have their own rate.
 
-    First all others, with lr; then, if there are any, the tangents, with orthogonal_lr.
+    model: any module
+    lr: learning rate of the first group, which has all other parameters
+    orthogonal_lr: learning rate of the second group, the tangents; it is missing if there are none
 
     >>> from momentumrnn import RNN
     >>> model = nn.Sequential(orthogonal(RNN(3, 8, nonlinearity="modrelu", bias="hh")))
@@ -141,10 +152,10 @@ def optimizer_groups(model: nn.Module, *, lr: float, orthogonal_lr: float) -> li
     [(2, 0.001), (1, 0.0001)]
     """
     tangents = [weight.original for weight in _orthogonal_weights("optimizer_groups", model)]
-    _check_number("optimizer_groups: lr", lr)
-    _check_number("optimizer_groups: orthogonal_lr", orthogonal_lr)
-    known = set(map(id, tangents))
-    others = [parameter for parameter in model.parameters() if id(parameter) not in known]
+    _check_rate("optimizer_groups: lr", lr)
+    _check_rate("optimizer_groups: orthogonal_lr", orthogonal_lr)
+    tangent_ids = set(map(id, tangents))
+    others = [parameter for parameter in model.parameters() if id(parameter) not in tangent_ids]
     groups = [{"params": others, "lr": lr}, {"params": tangents, "lr": orthogonal_lr}]
     return groups if tangents else groups[:1]
 
@@ -179,48 +190,44 @@ class _Drop(nn.Module):
 
 
 def _matrices(function: str, rnn: object) -> list[list[str]]:
-    """The names of all recurrent matrices; names of the same matrix in one list."""
+    """The names of all recurrent matrices, grouped: names of a shared matrix are in one list."""
     if not isinstance(rnn, Recurrent | RecurrentCell):
         kind = type(rnn).__name__
         raise TypeError(f"{function}: rnn should be a layer or cell such as momentumrnn.RNN, got {kind}")
     groups: dict[int, list[str]] = {}
     for suffix in rnn._suffixes() if isinstance(rnn, Recurrent) else [""]:
         name = "weight_hh" + suffix
-        held = _lists(rnn)[name] if is_parametrized(rnn, name) else getattr(rnn, name)
-        groups.setdefault(id(held), []).append(name)
+        owner = _parametrizations(rnn)[name] if is_parametrized(rnn, name) else getattr(rnn, name)
+        groups.setdefault(id(owner), []).append(name)
     return list(groups.values())
 
 
-def _lists(rnn: nn.Module) -> nn.ModuleDict:
-    lists = rnn.get_submodule("parametrizations")
-    assert isinstance(lists, nn.ModuleDict)
-    return lists
+def _parametrizations(rnn: nn.Module) -> nn.ModuleDict:
+    by_name = rnn.get_submodule("parametrizations")
+    assert isinstance(by_name, nn.ModuleDict)
+    return by_name
 
 
 def _steps(rnn: nn.Module, name: str) -> list[nn.Module]:
     """The parametrisations of a tensor, in the order in which they are applied."""
-    return list(_lists(rnn)[name].children()) if is_parametrized(rnn, name) else []
+    return list(_parametrizations(rnn)[name].children()) if is_parametrized(rnn, name) else []
 
 
 def _share(rnn: nn.Module, first: str, others: list[str]) -> None:
-    """Give matrices that are one with the first its parametrisation."""
+    """Give the other names of a shared matrix the parametrisation of the first."""
     for name in others:
         if not is_parametrized(rnn, name):
             register_parametrization(rnn, name, nn.Identity())
-            _lists(rnn)[name] = _lists(rnn)[first]
+            _parametrizations(rnn)[name] = _parametrizations(rnn)[first]
 
 
 def _orthogonal_weights(function: str, model: object) -> list[ParametrizationList]:
-    """The weights below a module that `orthogonal` made, each once."""
+    """The weights of a module and its submodules that `orthogonal` made, each once."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"{function}: model should be a torch.nn.Module, got {type(model).__name__}")
-    found = [m for m in model.modules() if isinstance(m, ParametrizationList)]
-    return [weight for weight in found if "rebasings" in dict(weight[0].named_buffers())]
+    parametrized = [m for m in model.modules() if isinstance(m, ParametrizationList)]
+    return [weight for weight in parametrized if "rebasings" in dict(weight[0].named_buffers())]
 
 
-def _check_number(name: str, value: float, below: float = math.inf) -> None:
-    expected = f"{name} should be a number in [0, {below})"
-    if isinstance(value, bool) or not isinstance(value, int | float | Real):
-        raise TypeError(f"{expected}, got {value!r}")
-    if not 0 <= value < below:
-        raise ValueError(f"{expected}, got {value!r}")
+def _check_rate(name: str, value: float, below: float = math.inf) -> None:
+    check_number(name, value, f"a number in [0, {below})", lambda rate: 0 <= rate < below)

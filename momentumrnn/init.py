@@ -1,31 +1,34 @@
-"""How the weights of a layer begin. Knows a cell's gates, not what it does with them.
+"""The initial weights of a layer. Knows the gates of a cell, but not what the cell does with them.
 
-A layer takes one by name, `init="torch"`, `"paper"` or `"dtriv"`, or as an object with other values.
+A layer takes a name, `init="torch"`, `"paper"` or `"dtriv"`, or an object: `init.Paper(forget_bias=-4)`.
 """
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Real
 
 import torch
 from torch import Tensor, nn
 
 from .cells import Cell
+from .checks import check_number
 
 
 class Init(ABC):
-    """Fills the weights of a layer, one after another, in torch's order."""
+    """An initialisation: it is called for each weight of a layer, in torch's order."""
 
     @abstractmethod
     def __call__(self, name: str, weight: Tensor, cell: Cell, hidden_size: int) -> None:
-        """Fill one weight in place. name: "weight_ih", "weight_hh", "bias_ih", "bias_hh" or "weight_hr"."""
+        """Fill one weight in place.
+
+        name: "weight_ih", "weight_hh", "bias_ih", "bias_hh" or "weight_hr", without layer and direction
+        """
 
 
 @dataclass(frozen=True)
 class Torch(Init):
-    """Torch's own: all weights uniform within ±1 / sqrt(hidden_size)."""
+    """The initialisation of torch's layers: all weights are uniform within ±1 / sqrt(hidden_size)."""
 
     def __call__(self, name: str, weight: Tensor, cell: Cell, hidden_size: int) -> None:
         bound = 1 / math.sqrt(hidden_size)
@@ -34,12 +37,14 @@ class Torch(Init):
 
 @dataclass(frozen=True)
 class Paper(Init):
-    """The paper's, for its LSTMs: W orthogonal, U the identity, biases 0 but for the forget gate's.
+    """The initialisation of the paper's LSTMs: W orthogonal, U the identity, forget bias 1.
 
-    identity: "first", U has the identity in its first block of rows and 0 below, as the released code does,
-    so for an LSTM in the input gate alone; "every", in the block of every gate, as the paper has it.
-    forget_bias: what the forget gate gets in b_ih *and* b_hh. Without momentum its bias is therefore twice
-    that; with a heavy ball `forget_bias (1 + step (1 - mu^t) / (1 - mu))`. The paper: 1, on TIMIT -4.
+    forget_bias: entries of the forget gate in b_ih *and* in b_hh. The paper has 1, on TIMIT -4. Default: 1
+    identity: where U has the identity. "first": in the rows of the first gate alone, as in the released
+        code. "every": in the rows of every gate, as in the paper. Default: "first"
+
+    Without momentum the forget gate has the bias `2 forget_bias` in total. With a heavy ball it has
+    `forget_bias (1 + step (1 - mu^t) / (1 - mu))` at step t.
 
     >>> from momentumrnn import LSTM
     >>> lstm = LSTM(3, 2, init=Paper(forget_bias=-4.0))
@@ -52,10 +57,7 @@ class Paper(Init):
     identity: str = "first"
 
     def __post_init__(self) -> None:
-        if isinstance(self.forget_bias, bool) or not isinstance(self.forget_bias, int | float | Real):
-            raise TypeError(f"Paper: forget_bias should be a number, got {self.forget_bias!r}")
-        if not math.isfinite(self.forget_bias):
-            raise ValueError(f"Paper: forget_bias should be finite, got {self.forget_bias!r}")
+        check_number("Paper: forget_bias", self.forget_bias, "a number", limits="finite")
         if self.identity not in ("first", "every"):
             raise ValueError(f"Paper: identity should be 'first' or 'every', got {self.identity!r}")
 
@@ -81,10 +83,11 @@ class Paper(Init):
 
 @dataclass(frozen=True)
 class Dtriv(Init):
-    """That of the orthogonal networks, with `orthogonal(rnn)`: W ~ N(0, 2 / input_size), b_hh ~ U(±0.01).
+    """The initialisation of networks with an orthogonal U: W ~ N(0, 2 / input_size), b_hh ~ U(-0.01, 0.01).
 
-    angles: "cayley" or "henaff", those of U, see `cayley_` and `henaff_`. A b_ih, which those networks don't
-    have, is 0.
+    angles: how U is drawn, "cayley" or "henaff", see `cayley_` and `henaff_`. Default: "cayley"
+
+    Use it with `orthogonal(rnn)`. Those networks have no b_ih; where a layer has one, it is 0.
 
     >>> from momentumrnn import RNN
     >>> rnn = RNN(3, 8, nonlinearity="modrelu", bias="hh", init=Dtriv(angles="henaff"))
@@ -131,7 +134,7 @@ def cayley_(matrix: Tensor) -> Tensor:
 
         matrix = exp(S),   S[2i, 2i+1] = θ_i = -S[2i+1, 2i],   θ = -tan(u / 2),   u ~ U(0, π/2)
 
-    As released with DTRIV: drawn for the Cayley map, under which the angles would be u, but used in exp.
+    The released code of DTRIV does the same. Under the Cayley map, for which θ is meant, angles would be u.
     Reference: Helfrich, Willmott, Ye, Orthogonal Recurrent Neural Networks with Scaled Cayley Transform,
     ICML 2018.
 
@@ -146,7 +149,7 @@ ANGLES: dict[str, Callable[[Tensor], Tensor]] = {"cayley": cayley_, "henaff": he
 
 
 def _rotate_(matrix: Tensor, draw: Callable[[Tensor], Tensor]) -> Tensor:
-    """Fill a square matrix with exp(S): blocks [[cos θ, sin θ], [-sin θ, cos θ]], and a last 1 for odd n."""
+    """Fill a square matrix with exp(S): blocks [[cos θ, sin θ], [-sin θ, cos θ]], and for odd n a last 1."""
     if not isinstance(matrix, Tensor):
         raise TypeError(f"matrix should be a Tensor, got {type(matrix).__name__}")
     if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.is_floating_point():

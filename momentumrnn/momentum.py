@@ -1,30 +1,27 @@
-"""What drives a cell: the momenta, and the scan over time that evaluates them. Knows nothing of h.
+"""The momenta, which drive a cell, and the scan over time that evaluates them. Knows nothing of h.
 
-With `a_t = W x_t + b_ih`, row by row of the batch, k = 0, 1, ... counting the steps of a sequence:
+With `a_t = W x_t + b_ih`, for each sequence of the batch, where k = 0, 1, ... counts its steps:
 
     v_t = decay(k) v_{t-1} + step a_t
     n_t = beta n_{t-1} + (1 - beta) a_t^2          only if beta is set
     drive_t = v_t   or   v_t / sqrt(n_t + eps^2)
 """
 
-import math
-import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
+
+from .checks import check_integer, check_number, describe
 
 
 class MomentumState(NamedTuple):
     """What a momentum carries from one step to the next.
 
-    v: (B, G), first moment; n: (B, G), second moment, or (B, 0) where there is none; k: (B,), the steps
-    that each row has taken. None of them depends on h.
+    v: (B, G), the first moment; n: (B, G), the second moment, or (B, 0) if there is none; k: (B,), the
+    number of steps that each sequence has taken. None of them depends on h.
     """
 
     v: Tensor
@@ -37,14 +34,21 @@ RATES = ("mu", "step")
 
 
 class Momentum(ABC):
-    """A causal map over time from `a = W x + b_ih` to the drive of a cell.
+    """A causal map over time from `a = W x + b_ih` to the drive of a cell; the base class of all momenta.
 
-    A new momentum is a frozen dataclass that writes `decay`; it may set `step`, and `beta` and `eps` if
-    it divides by a second moment.
+    To write a momentum, derive a frozen dataclass and define `decay`. It may also set these fields:
 
-    The fields `mu` and `step` may be floating-point tensors, such as an `nn.Parameter`, so that they can be
-    learned: of one entry for all gate rows, of one for each gate, n = 4 for an LSTM, or of one for each of
-    the G gate rows. Their values are not checked, since training moves them.
+        step: factor on a, a number or a tensor. Default: 1
+        beta: decay of the second moment n, or None for a drive that is linear in a. Default: None
+        eps: the divisor is sqrt(n + eps²); at least 1e-18, whose square float32 can hold. Default: 1e-8
+        eps_in_sqrt: False makes the divisor sqrt(n) + eps. Default: True
+
+    The fields `mu` and `step` may be floating-point tensors, such as an `nn.Parameter` to be learned. They
+    have 1 entry for all gate rows, 1 for each gate (4 for an LSTM), or 1 for each of the G gate rows. Their
+    values are not checked, since training moves them. Moments are in float32 at least, also under autocast.
+
+    A call `momentum(a, state=None)` takes a (T, B, G) and returns the drive (T, B, G) and a `MomentumState`.
+    It computes the same as this loop:
 
     >>> @dataclass(frozen=True)
     ... class Warmup(Momentum):
@@ -52,9 +56,11 @@ class Momentum(ABC):
     ...
     ...     def decay(self, k):
     ...         return self.mu * (1 - 0.5**k)
-    >>> drive, state = Warmup()(torch.ones(3, 1, 1))
-    >>> drive.flatten()
-    tensor([1.0000, 1.4500, 1.9787])
+    >>> a, v = torch.randn(7, 2, 20), torch.zeros(2, 20)
+    >>> drive, state = Warmup()(a)
+    >>> for k in range(7):
+    ...     v = 0.9 * (1 - 0.5**k) * v + a[k]
+    ...     assert torch.allclose(drive[k], v, atol=1e-6)
     """
 
     step: float | Tensor = 1.0
@@ -64,38 +70,37 @@ class Momentum(ABC):
 
     @abstractmethod
     def decay(self, k: Tensor) -> Tensor | float:
-        """The factor on v before step k, from 0 on.
+        """The factor on v in step k, which counts from 0.
 
-        k: float64, (..., 1); returns a number, a tensor of that shape, or one that has, in place of the last
-        axis, n factors for the gate rows: (..., n), or (n,) if all steps have the same. A linear momentum
-        whose factors differ from row to row, and not through `mu`, sets `commutes = False`.
+        k: (..., 1), in float64. Returns a number or a tensor of shape (..., 1); or (..., n) for factors that
+        differ between gate rows, or (n,) if these are the same in all steps. A linear momentum whose factors
+        differ between gate rows, and not through a tensor `mu`, sets `commutes = False`.
         """
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        # Backends evaluate these in their own way: an override would be heard by some of them only.
-        fixed = {"update", "moments", "readout", "decays", "scaled", "__call__"} & set(vars(cls))
-        if fixed:
-            raise TypeError(
-                f"{cls.__name__}: a momentum writes decay, got its own {', '.join(sorted(fixed))}"
-            )
+        # Backends evaluate these in their own ways, so that only some of them would call an override.
+        overridden = {"update", "moments", "readout", "decays", "scaled", "__call__"} & set(vars(cls))
+        if overridden:
+            names = ", ".join(sorted(overridden))
+            raise TypeError(f"{cls.__name__}: a momentum writes decay, got its own {names}")
 
     def __post_init__(self) -> None:
-        tensors = learned(self)
+        tensors, owner = learned(self), type(self).__name__
         for name, tensor in tensors.items():
-            _check_tensor(self, name, tensor)
+            _check_tensor(f"{owner}: {name}", tensor)
         if "step" not in tensors:
-            _check(self, "step", self.step, lambda s: s > 0, "a positive number")
+            check_number(f"{owner}: step", self.step, "a positive number", lambda s: s > 0)
         if self.beta is not None:
-            _check(self, "beta", self.beta, lambda b: 0 <= b < 1, "a number in [0, 1)")
-            # The square of a smaller eps is 0 in float32.
-            _check(self, "eps", self.eps, lambda e: e >= 1e-18, "a number of at least 1e-18")
+            check_number(f"{owner}: beta", self.beta, "a number in [0, 1)", lambda b: 0 <= b < 1)
+            check_number(f"{owner}: eps", self.eps, "a number of at least 1e-18", lambda e: e >= 1e-18)
             if not isinstance(self.eps_in_sqrt, bool):
-                raise TypeError(_message(self, "eps_in_sqrt", self.eps_in_sqrt, "True or False"))
+                message = f"{owner}: eps_in_sqrt should be True or False"
+                raise TypeError(f"{message}, got {describe(self.eps_in_sqrt)}")
 
     @property
     def linear(self) -> bool:
-        """Whether the drive is linear in a: it has no second moment."""
+        """Whether the drive is linear in a, that is without a second moment."""
         return self.beta is None
 
     @property
@@ -104,16 +109,18 @@ class Momentum(ABC):
         return self.linear and all(tensor.numel() == 1 for tensor in learned(self).values())
 
     def start(self, rows: int, width: int, like: Tensor) -> MomentumState:
-        """The state before a sequence's first step, on the device of `like`, in float32 at least."""
+        """The state before the first step of a sequence, on the device of `like`, in float32 at least."""
         v = torch.zeros(rows, width, dtype=wide(like.dtype), device=like.device)
         k = torch.zeros(rows, dtype=torch.int64, device=like.device)
         return MomentumState(v, torch.zeros_like(v[:, : 0 if self.linear else width]), k)
 
-    def update(self, a: Tensor, state: MomentumState) -> tuple[Tensor, MomentumState]:
-        """One time step, the definition. a: (B, G)."""
+    def update(
+        self, a: Tensor, state: MomentumState, decay: Tensor | None = None
+    ) -> tuple[Tensor, MomentumState]:
+        """One time step, the definition. a: (B, G); decay: its factor, if the caller has it from `decays`."""
         v, n, k = state
         z = a.to(wide(a.dtype))
-        v = self.decays(k, z) * v + self.scaled(z)
+        v = (self.decays(k, z) if decay is None else decay) * v + self.scaled(z)
         if self.beta is not None:
             n = self.beta * n + (1 - self.beta) * z * z
         return narrow(self.readout(v, n), a.dtype), MomentumState(v, n, k + 1)
@@ -143,22 +150,25 @@ class Momentum(ABC):
         return v / ((n + self.eps**2).sqrt() if self.eps_in_sqrt else n.sqrt() + self.eps)
 
     def scaled(self, z: Tensor) -> Tensor:
-        """step z, each column with its own step. z: (..., G)."""
+        """`step z`, where each column has its own step if step is a tensor. z: (..., G)."""
         if not isinstance(self.step, Tensor):
             return self.step * z
         step = self.step.to(z.dtype).reshape(-1)
         if z.shape[-1] % len(step):
-            expected = f"a tensor whose size divides the {z.shape[-1]} gate rows"
-            raise ValueError(_message(self, "step", self.step, expected))
+            raise ValueError(
+                f"{type(self).__name__}: step should be a tensor whose size divides the {z.shape[-1]} gate "
+                f"rows, got {describe(self.step)}"
+            )
         return _spread(step, z.shape[-1]) * z
 
     def decays(self, k: Tensor, like: Tensor) -> Tensor:
-        """`decay` at each k as factors for rows of `like`, (..., G): (..., 1) or (..., G). k: any shape."""
-        # A schedule is a ratio of counts: in float64 it is right for every dtype of the layer.
+        """The decay of each step k, (*k.shape, 1) or (*k.shape, G), in the dtype of `like`, (..., G)."""
+        # A schedule is a ratio of counts. In float64 it is exact enough for every dtype of a layer.
         exact = torch.float32 if k.device.type == "mps" else torch.float64
         mu = self.decay(k.to(exact).unsqueeze(-1))
         if not isinstance(mu, Tensor):
-            _check(self, "what decay(k) returns", mu, lambda m: True, "a number or a tensor like k")
+            name = f"{type(self).__name__}: what decay(k) returns"
+            check_number(name, mu, "a number or a tensor like k")
             mu = torch.full((), mu, dtype=exact, device=k.device)
         n, rows = mu.shape[-1] if mu.dim() else 1, like.shape[-1]
         fits = n == 1 or (not self.commutes and 0 < n <= rows and rows % n == 0)
@@ -172,30 +182,35 @@ class Momentum(ABC):
         return _spread(mu.to(like.dtype).expand(*k.shape, n), rows)
 
     def __repr__(self) -> str:
-        named = getattr(self, "__dataclass_fields__", {}).items()
-        inside = (f"{name}={_shown(getattr(self, name))}" for name, field in named if field.repr)
-        return f"{type(self).__qualname__}({', '.join(inside)})"
+        fields = getattr(self, "__dataclass_fields__", {}).items()
+        arguments = (f"{name}={describe(getattr(self, name))}" for name, field in fields if field.repr)
+        return f"{type(self).__qualname__}({', '.join(arguments)})"
 
 
 def learned(momentum: Momentum | None) -> dict[str, Tensor]:
-    """Those of the fields `mu` and `step` that are tensors.
+    """The fields among `mu` and `step` that are tensors.
 
     >>> list(learned(HeavyBall(mu=torch.tensor(0.9))))
     ['mu']
     """
-    named = getattr(momentum, "__dataclass_fields__", {})
-    values = {name: getattr(momentum, name) for name in RATES if name in named}
+    fields = getattr(momentum, "__dataclass_fields__", {})
+    values = {name: getattr(momentum, name) for name in RATES if name in fields}
     return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 
 def spelt(momentum: Momentum | None) -> str:
-    """Its repr, on one line even where a user's own class would print all of a tensor."""
+    """The repr of a momentum on one line, also if the repr of a user's class would print a whole tensor."""
     return Momentum.__repr__(momentum) if momentum is not None and learned(momentum) else repr(momentum)
 
 
 @dataclass(frozen=True, repr=False)
 class HeavyBall(Momentum):
-    """`v_t = mu v_{t-1} + step a_t`: the paper's MomentumRNN (eq. 9).
+    """`v_t = mu v_{t-1} + step a_t`: the MomentumRNN of the paper (eq. 9).
+
+    mu: decay of v, a number in [0, 1] or a tensor. Default: 0.6
+    step: factor on a, a positive number or a tensor; see `Momentum` for tensors. Default: 1
+
+    A constant input has gain `step / (1 - mu)` in the limit of long sequences.
 
     >>> HeavyBall(mu=0.5)(torch.ones(3, 1, 1))[0].flatten()
     tensor([1.0000, 1.5000, 1.7500])
@@ -207,8 +222,7 @@ class HeavyBall(Momentum):
     step: float | Tensor = 1.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.mu, Tensor):
-            _check(self, "mu", self.mu, lambda m: 0 <= m <= 1, "a number in [0, 1]")
+        _check_mu(self, self.mu)
         super().__post_init__()
 
     def decay(self, k: Tensor) -> Tensor | float:
@@ -217,7 +231,9 @@ class HeavyBall(Momentum):
 
 @dataclass(frozen=True, repr=False)
 class Nesterov(Momentum):
-    """Heavy ball with the schedule `mu_k = k / (k + 3)`: the paper's NAG (section 2.4).
+    """`v_t = k / (k + 3) v_{t-1} + step a_t`: the NAG of the paper (section 2.4).
+
+    step: factor on a, a positive number or a tensor; see `Momentum` for tensors. Default: 1
 
     The decay tends to 1: at step k a constant input has gain `step (k + 4) / 4`. For long sequences
     `ScheduledRestart` bounds it.
@@ -234,7 +250,10 @@ class Nesterov(Momentum):
 
 @dataclass(frozen=True, repr=False)
 class ScheduledRestart(Momentum):
-    """Nesterov's schedule begun anew every `every` steps: the paper's SR, F = every.
+    """`v_t = j / (j + 3) v_{t-1} + step a_t`, j = k mod every: the SR of the paper (section 2.4).
+
+    every: steps from one restart of Nesterov's schedule to the next, the paper's F. Default: 40
+    step: factor on a, a positive number or a tensor; see `Momentum` for tensors. Default: 1
 
     >>> ScheduledRestart(every=2)(torch.ones(4, 1, 1))[0].flatten()
     tensor([1.0000, 1.2500, 1.0000, 1.2500])
@@ -244,10 +263,7 @@ class ScheduledRestart(Momentum):
     step: float | Tensor = 1.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.every, bool) or not isinstance(self.every, int):
-            raise TypeError(_message(self, "every", self.every, "an integer of at least 1"))
-        if self.every < 1:
-            raise ValueError(_message(self, "every", self.every, "an integer of at least 1"))
+        check_integer(f"{type(self).__name__}: every", self.every, expected="an integer of at least 1")
         super().__post_init__()
 
     def decay(self, k: Tensor) -> Tensor:
@@ -257,13 +273,18 @@ class ScheduledRestart(Momentum):
 
 @dataclass(frozen=True, repr=False)
 class Adam(Momentum):
-    """Heavy ball divided by the root of a running mean of a²: the paper's AdamRNN (eq. 15).
+    """`v_t / sqrt(n_t + eps²)`, a heavy ball over the root of a running mean of a²: AdamRNN (eq. 15).
 
-    The drive is `v / sqrt(n + eps²)`, whose gradient is finite where `W x + b_ih` is exactly 0.
-    `eps_in_sqrt=False` gives the printed `v / (sqrt(n) + eps)`: its gradient is infinite where n = 0, that
-    is until the first step at which `W x + b_ih` is not 0, and turns to nan in training. There is no bias
-    correction: the first drive is `±step / sqrt(1 - beta)`, which saturates gates where beta is near 1 and
-    step near 1. Where `mu² > beta` the drive grows over inputs of 0, until eps stops it.
+        v_t = mu v_{t-1} + step a_t,   n_t = beta n_{t-1} + (1 - beta) a_t²
+
+    mu, step: as in `HeavyBall`. Default: 0.6 and 1
+    beta: decay of n, a number in [0, 1). Default: 0.999
+    eps: at least 1e-18; it bounds the gradient where a is 0. Default: 1e-8
+    eps_in_sqrt: False divides by `sqrt(n) + eps`, as printed. Its gradient is infinite while all inputs so
+        far gave `W x + b_ih = 0`, and turns to nan in training. Default: True
+
+    There is no bias correction: the first drive is `±step / sqrt(1 - beta)`, which saturates gates if beta
+    and step are near 1. If `mu² > beta` the drive grows over inputs of 0, until eps stops it.
 
     >>> Adam(mu=0.0, step=1.0, beta=0.75)(torch.tensor([4.0, -4.0]).view(2, 1, 1))[0].flatten()
     tensor([ 2.0000, -1.5119])
@@ -276,8 +297,7 @@ class Adam(Momentum):
     eps_in_sqrt: bool = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.mu, Tensor):
-            _check(self, "mu", self.mu, lambda m: 0 <= m <= 1, "a number in [0, 1]")
+        _check_mu(self, self.mu)
         super().__post_init__()
 
     def decay(self, k: Tensor) -> Tensor | float:
@@ -286,7 +306,10 @@ class Adam(Momentum):
 
 @dataclass(frozen=True, repr=False)
 class RMSProp(Momentum):
-    """Adam with mu = 0: each `step a_t` divided by the root of a running mean of a².
+    """`step a_t / sqrt(n_t + eps²)`, n as in `Adam`: the RMSPropRNN of the paper, which is Adam with mu = 0.
+
+    step, eps, eps_in_sqrt: as in `Adam`. Default: 1, 1e-8 and True
+    beta: decay of n, a number in [0, 1). Default: 0.9
 
     >>> RMSProp(beta=0.0)(torch.tensor([4.0, -4.0]).view(2, 1, 1))[0].flatten()
     tensor([ 1., -1.])
@@ -301,24 +324,24 @@ class RMSProp(Momentum):
         return 0.0
 
 
-# Ours: their decays depend on nothing but their fields and k, while a user's may read what it likes.
+# The decays of these depend on their fields and on k alone. Those of a user's class may depend on anything.
 MOMENTA = (HeavyBall, Nesterov, ScheduledRestart, Adam, RMSProp)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype moments are kept in: sums over time and eps² need more than 16 bits."""
+    """The dtype of the moments: sums over time, and eps², need more than 16 bits."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x in that dtype, where too large for it at its largest: a gate so driven is saturated, not nan."""
+    """x in another dtype, clamped to its range, so that a large drive saturates a gate and gives no nan."""
     if torch.finfo(dtype).max < torch.finfo(x.dtype).max:
         x = x.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
     return x.to(dtype)
 
 
 def count(k: Tensor | None, steps: int, device: torch.device) -> Tensor:
-    """The index of each of `steps` steps, (T, B) for rows that have taken k steps, (T, 1) for new ones."""
+    """The index k of each of T steps: (T, B) for sequences that have taken k steps, (T, 1) for new ones."""
     t = torch.arange(steps, device=device).unsqueeze(-1)
     return t if k is None else t + k
 
@@ -326,8 +349,8 @@ def count(k: Tensor | None, steps: int, device: torch.device) -> Tensor:
 def scan(decay: Tensor, x: Tensor, initial: Tensor | None = None) -> Tensor:
     """`v_t = decay_t v_{t-1} + x_t` over the first axis, in O(T) work and without division.
 
-    decay: (T, B, 1), or anything that broadcasts to x; x: (T, B, F); initial: v before the first step,
-    (B, F), else 0. Returns v, (T, B, F); differentiable in all three as often as one likes.
+    decay: (T, B, 1), or a shape that broadcasts to that of x; x: (T, B, F); initial: v before the first step,
+    (B, F), or None for 0. Returns v, (T, B, F), which has derivatives of every order in all three.
 
     >>> scan(torch.full((3, 1, 1), 0.5), torch.ones(3, 1, 1)).flatten()
     tensor([1.0000, 1.5000, 1.7500])
@@ -351,7 +374,7 @@ class _Scan(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor]:
         decay, v = ctx.saved_tensors
-        # The adjoint is the same recurrence, backwards: g_t = grad_t + decay_{t+1} g_{t+1}.
+        # The adjoint is the same recurrence backwards: g_t = grad_t + decay_{t+1} g_{t+1}.
         following = torch.cat([decay[1:], torch.zeros_like(decay[:1])])
         g = _Scan.apply(following.flip(0), grad.flip(0)).flip(0)  # type: ignore[no-untyped-call]
         if v is None:
@@ -361,9 +384,9 @@ class _Scan(torch.autograd.Function):
 
 
 def _evaluate(decay: Tensor, x: Tensor) -> Tensor:
-    """The scan: in pairs of steps, so that log T passes over whole tensors replace T small ones."""
+    """The scan in pairs of steps: log T passes over whole tensors replace T passes over one step."""
     steps = len(x)
-    # A step that keeps the device busy by itself is cheapest one after another: each element moves once.
+    # Large steps are cheaper one after another: each keeps the device busy, and each element moves once.
     if steps < 8 or x[0].numel() >= (1 << 14 if x.device.type == "cpu" else 1 << 21):
         v = [x[0]]
         for d, x_t in zip(decay[1:].unbind(), x[1:].unbind(), strict=True):
@@ -379,34 +402,20 @@ def _evaluate(decay: Tensor, x: Tensor) -> Tensor:
 
 
 def _spread(x: Tensor, width: int) -> Tensor:
-    """(..., n) -> (..., width): each entry for width / n columns side by side; (..., 1) stays as it is."""
+    """(..., n) -> (..., width): repeats each entry for width / n adjacent columns; (..., 1) stays."""
     n = x.shape[-1]
     return x if n in (1, width) else x.unsqueeze(-1).expand(*x.shape, width // n).flatten(-2)
 
 
-def _shown(value: object) -> str:
-    if not isinstance(value, Tensor):
-        return repr(value)
-    kind = "Parameter" if isinstance(value, Parameter) else "Tensor"
-    return f"<{kind} {tuple(value.shape)}>"
+def _check_mu(momentum: Momentum, mu: float | Tensor) -> None:
+    if not isinstance(mu, Tensor):
+        name = f"{type(momentum).__name__}: mu"
+        check_number(name, mu, "a number in [0, 1]", lambda m: 0 <= m <= 1)
 
 
-def _message(owner: object, name: str, value: object, expected: str) -> str:
-    return f"{type(owner).__name__}: {name} should be {expected}, got {_shown(value)}"
-
-
-def _check_tensor(owner: object, name: str, value: Tensor) -> None:
+def _check_tensor(name: str, value: Tensor) -> None:
     if not value.is_floating_point():
-        raise TypeError(f"{_message(owner, name, value, 'a floating-point tensor')} of {value.dtype}")
+        raise TypeError(f"{name} should be a floating-point tensor, got {describe(value)} of {value.dtype}")
     if value.dim() > 1 or value.numel() == 0:
-        raise ValueError(_message(owner, name, value, "a number or a tensor of shape (), (1,) or (n,)"))
-
-
-def _check(owner: object, name: str, value: Any, holds: Callable[[float], bool], expected: str) -> None:
-    """Refuses anything but a finite number for which `holds`."""
-    number = isinstance(value, int | float | Real) and not isinstance(value, bool)
-    if not number:
-        raise TypeError(_message(owner, name, value, expected))
-    top = sys.float_info.max if isinstance(value, int) else math.inf
-    if not (abs(value) <= top and abs(value) < math.inf and holds(value)):
-        raise ValueError(_message(owner, name, value, expected))
+        expected = "a number or a tensor of shape (), (1,) or (n,)"
+        raise ValueError(f"{name} should be {expected}, got {describe(value)}")

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 
-class Even(Sequence[int]):
-    """So many steps of the same rows. To torch.compile a list of T sizes would be another for each T."""
+class EqualSizes(Sequence[int]):
+    """The sizes of a rectangular batch. For torch.compile a list would be a new one for each T."""
 
     def __init__(self, steps: int, rows: int) -> None:
         self.steps, self.rows = steps, rows
@@ -33,23 +33,23 @@ def rectangular(sizes: Sequence[int]) -> bool:
 
 
 def lengths(sizes: Sequence[int], device: torch.device) -> Tensor:
-    """Steps in each row's sequence, (B,)."""
+    """The number of steps of each sequence, (B,)."""
     if rectangular(sizes):
         return torch.full((sizes[0],), len(sizes), device=device)
-    alive = torch.tensor(sizes, device=device)
-    return (alive[:, None] > torch.arange(sizes[0], device=device)).sum(0)
+    rows = torch.tensor(sizes, device=device)
+    return (rows[:, None] > torch.arange(sizes[0], device=device)).sum(0)
 
 
 def _places(sizes: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each packed row its time step and its place in the batch (N,), and where each step begins (T,)."""
-    alive = torch.tensor(sizes, device=device)
-    begins = alive.cumsum(0) - alive
-    t = torch.arange(len(sizes), device=device).repeat_interleave(alive, output_size=sum(sizes))
+    """Step and sequence of each packed row, (N,) each, and where the rows of each step begin, (T,)."""
+    rows = torch.tensor(sizes, device=device)
+    begins = rows.cumsum(0) - rows
+    t = torch.arange(len(sizes), device=device).repeat_interleave(rows, output_size=sum(sizes))
     return t, torch.arange(len(t), device=device) - begins[t], begins
 
 
 def pad(x: Tensor, sizes: Sequence[int]) -> Tensor:
-    """(N, F) -> (T, B, F), zeros after a sequence's end."""
+    """(N, F) -> (T, B, F), with zeros after the end of each sequence."""
     if rectangular(sizes):
         return x.view(len(sizes), sizes[0], x.shape[-1])
     t, b, _ = _places(sizes, x.device)
@@ -65,13 +65,13 @@ def pack(x: Tensor, sizes: Sequence[int]) -> Tensor:
     return x.flatten(0, 1).index_select(0, t * sizes[0] + b)
 
 
-def at_ends(x: Tensor, sizes: Sequence[int]) -> Tensor:
-    """(T, B, F) -> (B, F), each row at its own sequence's last step."""
+def at_last_steps(x: Tensor, sizes: Sequence[int]) -> Tensor:
+    """(T, B, F) -> (B, F), each sequence at its own last step."""
     return x[lengths(sizes, x.device) - 1, torch.arange(sizes[0], device=x.device)]
 
 
 def reverse(x: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Each sequence read from its own end to its start; its own inverse."""
+    """(N, F) -> (N, F), each sequence from its own end to its start. Its own inverse."""
     if rectangular(sizes):
         return pad(x, sizes).flip(0).flatten(0, 1)
     t, b, begins = _places(sizes, x.device)

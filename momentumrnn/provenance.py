@@ -1,4 +1,4 @@
-"""What made a result: command, commit, device and versions; no paths, no host, no user."""
+"""What produced a result: command, commit, device and versions. No paths, no host name, no user name."""
 
 import os
 import platform
@@ -11,7 +11,7 @@ FOLDER = Path(__file__).parent
 
 
 def provenance(command: str, device: str | None = None) -> dict[str, Any]:
-    """What a result should say of its making; device: "cpu" or "cuda", by default cuda if there is one.
+    """What a result records about its origin. device: "cpu" or "cuda"; by default "cuda" where there is one.
 
     >>> sorted(provenance("momentumrnn bench"))
     ['command', 'commit', 'date', 'device', 'versions']
@@ -21,7 +21,7 @@ def provenance(command: str, device: str | None = None) -> dict[str, Any]:
     from . import __version__
 
     cuda = torch.cuda.is_available() if device is None else device == "cuda"
-    torch_version = str(torch.__version__)  # it is of a class of its own
+    torch_version = str(torch.__version__)  # a plain str, not a TorchVersion
     versions = {"python": platform.python_version(), "torch": torch_version, "momentumrnn": __version__}
     if cuda:
         cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
@@ -36,7 +36,7 @@ def provenance(command: str, device: str | None = None) -> dict[str, Any]:
 
 
 def device_name(kind: str) -> str:
-    """What the maker calls the device; kind: "cpu" or "cuda"."""
+    """The product name of the device. kind: "cpu" or "cuda"."""
     import torch
 
     return torch.cuda.get_device_name() if kind == "cuda" else _processor()
@@ -46,7 +46,7 @@ def _commit() -> str | None:
     given = os.environ.get("MOMENTUMRNN_COMMIT")
     if given:
         return given
-    # Installed inside another project's checkout, the package is not tracked there.
+    # If the package is installed inside the checkout of another project, that commit is not ours.
     if _git("ls-files", "--error-unmatch", "__init__.py") is None:
         return None
     return _git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")

@@ -1,69 +1,13 @@
-"""Descriptions as text: what `repr` writes, `parse` reads, and no code is run. Knows none of them itself."""
+"""The old name of `repr_parser`: kept for one version, for the imports of users."""
 
-import ast
-from collections.abc import Sequence
-from dataclasses import fields
-from difflib import get_close_matches
+import warnings
+from importlib import import_module
 from typing import Any
 
 
-def parse(text: str, known: Sequence[type], none: bool = False) -> Any:
-    """The description that is spelt so: one of the dataclasses `known`, or None where that is allowed.
-
-    The name alone stands for the defaults. Values are literals: numbers, strings, True, False, None.
-
-    >>> from momentumrnn import HeavyBall, Nesterov
-    >>> parse("HeavyBall(mu=0.9)", [HeavyBall, Nesterov])
-    HeavyBall(mu=0.9, step=1.0)
-    """
-    try:
-        tree = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        tree = ast.Constant(...)
-    if none and isinstance(tree, ast.Constant) and tree.value is None:
-        return None
-    call = tree if isinstance(tree, ast.Call) else ast.Call(tree, [], [])
-    name = call.func.id if isinstance(call.func, ast.Name) else ""
-    kinds = {kind.__name__: kind for kind in known}
-    if name not in kinds:
-        choices = [*map(_spelt, known), *["None"] * none]
-        raise ValueError(f"expected one of {', '.join(choices)}, got {text!r}{nearest(name, kinds)}")
-    kind = kinds[name]
-    names = [field.name for field in fields(kind)]
-    given: dict[str, Any] = {}
-    values = [*zip(names, call.args, strict=False), *((str(k.arg), k.value) for k in call.keywords)]
-    if len(call.args) > len(names):
-        raise ValueError(f"expected {_spelt(kind)}, got {len(call.args)} values in {text!r}")
-    for key, value in values:
-        if key not in names:
-            raise ValueError(f"expected {_spelt(kind)}, got {key!r} in {text!r}{nearest(key, names)}")
-        if key in given:
-            raise ValueError(f"expected {_spelt(kind)}, got {key!r} twice in {text!r}")
-        try:
-            given[key] = ast.literal_eval(value)
-        except (ValueError, TypeError, MemoryError, RecursionError):
-            raise ValueError(f"expected {_spelt(kind)}, for {key!r} a literal, got {text!r}") from None
-    try:
-        return kind(**given)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"expected such as {_spelt(kind)}, got {text!r}: {error}") from None
-
-
-def nearest(name: str, known: Sequence[str] | dict[str, Any]) -> str:
-    """The known names most like this one, as the end of a message; empty if there is none.
-
-    >>> nearest("HevyBall", ["HeavyBall", "Adam"])
-    "; did you mean 'HeavyBall'?"
-    """
-    lower = {k.lower(): k for k in known}
-    most = 1 if name.lower() in lower else 3
-    found = [lower[m] for m in get_close_matches(name.lower(), lower, n=most, cutoff=0.6)]
-    return f"; did you mean {' or '.join(map(repr, found))}?" if found else ""
-
-
-def _spelt(kind: type) -> str:
-    """How it is written, with its defaults."""
-    try:
-        return repr(kind())
-    except TypeError:
-        return f"{kind.__name__}({', '.join(f.name for f in fields(kind))})"
+def __getattr__(name: str) -> Any:
+    home = import_module("momentumrnn.repr_parser")
+    if name.startswith("_") or not hasattr(home, name):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(f"{__name__}.{name} is now {home.__name__}.{name}", DeprecationWarning, stacklevel=2)
+    return getattr(home, name)

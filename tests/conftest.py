@@ -19,7 +19,7 @@ from momentumrnn.provenance import provenance
 
 torch.set_num_threads(1)
 # So that the small inputs of the tests take the way of large ones.
-native.SMALL = 0
+native.SMALL_INPUT = 0
 # Fills what torch.empty returns with nan, so that an element nobody wrote can't pass.
 torch.use_deterministic_algorithms(True)
 

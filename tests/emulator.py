@@ -19,6 +19,9 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from momentumrnn.kernels import nvrtc
+from momentumrnn.kernels.launch import FILES
+
 FOLDER = Path(__file__).parent.parent / "momentumrnn" / "kernels"
 ROUND = False  # to 16 bits, as the kernels do
 
@@ -27,8 +30,8 @@ ROUND = False  # to 16 bits, as the kernels do
 
 @cache
 def source(name):
-    """A .cu file without comments."""
-    return re.sub(r"//.*", "", (FOLDER / f"{name}.cu").read_text())
+    """A .cu file without comments, after the one that all share."""
+    return re.sub(r"//.*", "", "".join((FOLDER / f"{file}.cu").read_text() for file in ("common", name)))
 
 
 @cache
@@ -490,8 +493,8 @@ class Warp:
 
 def lstm_forward(
     me, k, weights, low, extra, drive, bias, h0, c0, z0, j0, y, last_h, last_c, last_z, decay, mu, gain, v0,
-    n0, last_v, last_n, kept_moments, kept_gates, kept_cells, begins, lengths, starts, T, B, H, N, total,
-    every, decays, each_weight, each_input, each_bias, each_state, each_z, each_j, each_mu, each_gain, each_v,
+    n0, last_v, last_n, saved_moments, saved_gates, saved_cells, begins, lengths, starts, T, B, H, N, total,
+    every, decays, own_weight, own_input, own_bias, own_state, own_z, own_j, own_mu, own_gain, own_v,
     step, beta, rest, eps,
 ):  # fmt: skip
     CTAS, EXTRA, WARPS, SLICES, BLOCK, HIDDEN = k.CTAS, k.EXTRA, k.WARPS, k.SLICES, k.BLOCK, k.HIDDEN
@@ -508,16 +511,16 @@ def lstm_forward(
     def rows_of(t):
         return int(begins[min(t, T)]) if PACKED else t * B
 
-    weights += (((replica * each_weight * CTAS + rank) * WARPS + warp) * (SLICES + EXTRA)) * 64 + lane
+    weights += (((replica * own_weight * CTAS + rank) * WARPS + warp) * (SLICES + EXTRA)) * 64 + lane
     w = weights[np.arange(2 * (SLICES + EXTRA))[:, None] * 32].reshape(-1, 2, 32, 8)
     own_low = (warp * SLICES * 64 + lane) * 16
     if FINE:
-        low += (((replica * each_weight * CTAS + rank) * WARPS + warp) * SLICES) * 64 + lane
+        low += (((replica * own_weight * CTAS + rank) * WARPS + warp) * SLICES) * 64 + lane
         many = np.arange(2 * SLICES)[:, None]
         me.store("lows", own_low + many * 512, low[many * 32])
 
-    h0 += replica * each_state * states
-    c0 += replica * each_state * states
+    h0 += replica * own_state * states
+    c0 += replica * own_state * states
     for i in range(0, 8 * k.WIDTH, k.THREADS):
         i = i + thread
         u, b = i // 64 * 8 + i % 8, tile * 8 + i // 8 % 8
@@ -529,11 +532,11 @@ def lstm_forward(
     factor = -k.LOG2E * np.array([1, 1, 2, 1])
     old, j = np.zeros((2, 4, 32)), np.zeros((2, 32))
     if k.EXTRAPOLATED:
-        z0 += (replica * each_z * B + row) * 4 * H + unit
+        z0 += (replica * own_z * B + row) * 4 * H + unit
         for n in range(2):
             for gate in range(4):
                 old[n, gate] = factor[gate] * z0.load((n * 4 + gate) * H, mine[n])
-            j[n] = j0.load(replica * each_j * B + row + n, mine[n]).astype(int) % every
+            j[n] = j0.load(replica * own_j * B + row + n, mine[n]).astype(int) % every
 
     least = eps * eps / rest
     over_root = 1 / np.sqrt(rest) if k.MOMENT == 2 else 1.0
@@ -545,17 +548,17 @@ def lstm_forward(
         for gate in range(4):
             channel = gate * H + unit
             if gain:
-                given = gain.load(replica * each_gain * 4 * H + channel, unit < H)
+                given = gain.load(replica * own_gain * 4 * H + channel, unit < H)
                 gains[gate] = np.where(unit < H, given, step)
             if not k.TABLE:
-                mus[gate] = mu.load(replica * each_mu * 4 * H + channel, unit < H)
+                mus[gate] = mu.load(replica * own_mu * 4 * H + channel, unit < H)
             for n in range(2):
-                at = (replica * each_v * B + row + n) * 4 * H + channel
+                at = (replica * own_v * B + row + n) * 4 * H + channel
                 if v0:
                     v[n, gate] = v0.load(at, mine[n])
                 if k.MOMENT > 1:
                     s[n, gate] = (n0.load(at, mine[n]) if n0 else 0) / rest
-        kept_moments += ((replica * ((T + k.SPACING - 1) // k.SPACING) * B + row) * H + unit) * k.MOMENTS
+        saved_moments += ((replica * ((T + k.SPACING - 1) // k.SPACING) * B + row) * H + unit) * k.MOMENTS
     other_row = (row + 1 < B) & (decays > 1)
     fades = np.zeros((2, 32))
     if k.TABLE:
@@ -563,16 +566,16 @@ def lstm_forward(
         fades[:] = decay[0], decay[other_row]
 
     number = rank * WARPS + warp
-    kept_gates += (replica * total + start) * k.BLOCKS + number * 32 * PARTS + lane
-    kept_cells += (replica * (total + tiles) + start + tile) * k.BLOCKS + (number * 32 + lane) * PARTS
+    saved_gates += (replica * total + start) * k.BLOCKS + number * 32 * PARTS + lane
+    saved_cells += (replica * (total + tiles) + start + tile) * k.BLOCKS + (number * 32 + lane) * PARTS
 
     def keep_cells():
         if FINE:
-            assert (kept_cells.offset % 2 == 0).all(), "two floats at a time"
+            assert (saved_cells.offset % 2 == 0).all(), "two floats at a time"
             for n in range(2):
-                kept_cells.store(n, wide(c[n][:, None]))
+                saved_cells.store(n, wide(c[n][:, None]))
         else:
-            kept_cells.store(0, halves(*c))
+            saved_cells.store(0, halves(*c))
 
     if k.KEEP:
         keep_cells()
@@ -586,9 +589,9 @@ def lstm_forward(
     size = 8 if EXTRA else 16
     own = size * thread
     if EXTRA:
-        extra += ((replica * each_input * total + start) * EXTRA * 32 + lane) * 2
+        extra += ((replica * own_input * total + start) * EXTRA * 32 + lane) * 2
     else:
-        drive += replica * each_input * N * H + place
+        drive += replica * own_input * N * H + place
 
     def fetch(t):
         nonlocal extra, drive
@@ -613,7 +616,7 @@ def lstm_forward(
         many = np.arange(2 * k.AHEAD)[:, None]
         me.store("inputs", own + many * k.PIECE, np.zeros((2 * k.AHEAD, 32, 8)))
     if (k.MOMENT or not EXTRA) and bias:
-        bias += replica * each_bias * 4 * H + unit
+        bias += replica * own_bias * 4 * H + unit
         b_hh = np.stack([factor[n] * bias.load(n * H, unit < H) for n in range(4)])
     for t in range(k.AHEAD - 1):
         fetch(t)
@@ -637,15 +640,15 @@ def lstm_forward(
                 z[1, :, 2 + n] = given[:, 3]
 
     def advance(t, z):
-        nonlocal kept_moments, decay
+        nonlocal saved_moments, decay
         if k.KEEP and t % k.SPACING == 0:
             for n in range(2):
                 there = mine[n] & (not PACKED or t < ends[n])
-                to_kept = kept_moments + n * H * k.MOMENTS
+                to_kept = saved_moments + n * H * k.MOMENTS
                 to_kept.store(0, v[n].T, there)
                 if k.MOMENT > 1:
                     to_kept.store(1, s[n].T, there)
-            kept_moments += states * k.MOMENTS
+            saved_moments += states * k.MOMENTS
         for i in range(8):
             n, gate = i // 4, i % 4
             a = z[gate // 2, :, gate % 2 * 2 + n]
@@ -757,7 +760,7 @@ def lstm_forward(
                     me.send("hidden", (rank + i) % CTAS, at, turned[part], after)
 
     def put(t):
-        nonlocal y, kept_gates, kept_cells
+        nonlocal y, saved_gates, saved_cells
         y.store(0, h[0], mine[0] & (not PACKED or t < ends[0]))
         y.store(H, h[1], mine[1] & (not PACKED or t < ends[1]))
         if not PACKED:
@@ -765,12 +768,12 @@ def lstm_forward(
         if k.KEEP:
             if FINE:
                 for n in range(2):
-                    kept_gates.store(n * 32, wide(np.stack(gates[n], -1)))
+                    saved_gates.store(n * 32, wide(np.stack(gates[n], -1)))
             else:
                 pairs = [counts_of(*pair) for i_, f_, g_, o_ in gates for pair in ((i_, f_), (g_, o_))]
-                kept_gates.store(0, np.concatenate(pairs, -1))
-            kept_gates += k.BLOCKS
-            kept_cells += k.BLOCKS
+                saved_gates.store(0, np.concatenate(pairs, -1))
+            saved_gates += k.BLOCKS
+            saved_cells += k.BLOCKS
             keep_cells()
         if PACKED:
             for n in range(2):
@@ -795,9 +798,9 @@ def lstm_forward(
 
 
 def lstm_backward(
-    me, k, weights, low, kept_gates, kept_cells, dy, last_dh, last_dc, last_dz, j0, dz, dz_low, scales,
+    me, k, weights, low, saved_gates, saved_cells, dy, last_dh, last_dc, last_dz, j0, dz, dz_low, scales,
     largest, first_dh, first_dc, first_dz, begins, lengths, starts, T, first, last, B, H, N, total, room,
-    every, each_weight, each_j,
+    every, own_weight, own_j,
 ):  # fmt: skip
     CTAS, WARPS, THREADS, TILES, SLICES, CHAINS = k.CTAS, k.WARPS, k.THREADS, k.TILES, k.SLICES, k.CHAINS
     ROW, GATHERED, SLOT, SLOTS, MAXIMA, AHEAD = k.ROW, k.GATHERED, k.SLOT, k.SLOTS, k.MAXIMA, k.AHEAD
@@ -846,11 +849,11 @@ def lstm_backward(
     def rows_of(t):
         return int(begins[max(t, 0)]) if PACKED else t * B
 
-    weights += ((replica * each_weight * CTAS + rank) * WARPS + warp) * TILES * SLICES * 32 + lane
+    weights += ((replica * own_weight * CTAS + rank) * WARPS + warp) * TILES * SLICES * 32 + lane
     w = weights[np.arange(TILES * SLICES)[:, None] * 32].reshape(TILES, SLICES, 32, 8)
     own_low = k.INPUTS * THREADS + (warp * TILES * SLICES * 32 + lane) * 16
     if FINE:
-        low += ((replica * each_weight * CTAS + rank) * WARPS + warp) * TILES * SLICES * 32 + lane
+        low += ((replica * own_weight * CTAS + rank) * WARPS + warp) * TILES * SLICES * 32 + lane
         many = np.arange(TILES * SLICES)[:, None]
         me.store("inputs", own_low + many * 512, low[many * 32])
 
@@ -865,18 +868,18 @@ def lstm_backward(
     me.store("slots", SLOTS + (many * THREADS + thread) * 4, np.zeros((len(many), 32, 2)))
     yield from me.syncthreads()
     number = rank * WARPS + warp
-    kept_gates += (replica * total + start + end - 1) * k.BLOCKS + number * 32 * PARTS + lane
-    kept_cells += (replica * (total + tiles) + start + tile + end) * k.BLOCKS + (number * 32 + lane) * PARTS
+    saved_gates += (replica * total + start + end - 1) * k.BLOCKS + number * 32 * PARTS + lane
+    saved_cells += (replica * (total + tiles) + start + tile + end) * k.BLOCKS + (number * 32 + lane) * PARTS
 
     def two_cells(there=True):
         """A word of two halves, or two words, in numbers of 16 bits."""
-        return np.concatenate([kept_cells.load(i, there) for i in range(PARTS)], -1)
+        return np.concatenate([saved_cells.load(i, there) for i in range(PARTS)], -1)
 
     def cells_of(words):
         return narrow(words) if FINE else words
 
     c = list(cells_of(two_cells()).T.copy())
-    kept_cells += -k.BLOCKS
+    saved_cells += -k.BLOCKS
     if dy:
         dy += replica * N * H + row * H + unit + (0 if PACKED else (end - 1) * states)
 
@@ -892,14 +895,14 @@ def lstm_backward(
                 dy += -states
 
     def fetch(s):
-        nonlocal kept_gates, kept_cells
+        nonlocal saved_gates, saved_cells
         there = np.full(32, s < steps)
         for part in range(PARTS):
             at = own_gates + (s % AHEAD * PARTS + part) * 16 * THREADS
-            me.copy_later("inputs", at, kept_gates.load(part * 32, there), there)
+            me.copy_later("inputs", at, saved_gates.load(part * 32, there), there)
         me.copy_later("inputs", own_cells + s % AHEAD * 4 * PARTS * THREADS, two_cells(there), there)
-        kept_gates += -k.BLOCKS
-        kept_cells += -k.BLOCKS
+        saved_gates += -k.BLOCKS
+        saved_cells += -k.BLOCKS
         fetch_dy(s + 3)
         me.end_of_copies()
 
@@ -912,7 +915,7 @@ def lstm_backward(
     largest_dz = np.zeros((2, 32))
     for n in range(2):
         if EXTRAPOLATED:
-            first_j = j0.load(replica * each_j * B + row + n, mine[n]).astype(int)
+            first_j = j0.load(replica * own_j * B + row + n, mine[n]).astype(int)
             j[n] = np.where(mine[n], (first_j + end - 1) % every, 0)
             for gate in range(4):
                 largest_dz[n] = np.maximum(largest_dz[n], abs(late_dz(n, gate)))
@@ -1123,7 +1126,7 @@ def lstm_backward(
         leave(n, part[n], dc[n], pending[n], ~late)
 
 
-# ---- around.cu, for all threads of a replica at once
+# ---- pack.cu and weight_gradients.cu, for all threads of a replica at once
 
 
 class Rows:
@@ -1150,7 +1153,7 @@ class Rows:
 @cache
 def codes(which, fine):
     """Which part of x, or of W, stands in each column of a feature, a digit each."""
-    (found,) = re.findall(rf"of_{which}\(int i\).*\(fine \? (\w+) : (\w+)\)", source("around"))
+    (found,) = re.findall(rf"of_{which}\(int i\).*\(fine \? (\w+) : (\w+)\)", source("pack"))
     return int(found[0 if fine else 1], 16)
 
 
@@ -1201,19 +1204,19 @@ class InputWeights:
 
 
 def pack_forward(
-    i, r, k, w_hh, w_ih, b_ih, b_hh, packed, low, ctas, extra, H, D, driven, plain, each_hh, each_ih,
-    each_b_ih, each_b_hh,
+    i, r, k, w_hh, w_ih, b_ih, b_hh, packed, low, ctas, extra, H, D, driven, plain, own_hh, own_ih,
+    own_b_ih, own_b_hh,
 ):  # fmt: skip
     slices = 2 * ctas + extra
     count = ctas * 4 * slices * 64
     i = i[i < count]
     lane, m, s, warp = i % 32, i // 32 % 2, i // 64 % slices, i // 64 // slices
     unit = warp * 8 + lane // 4
-    w_hh += r * each_hh * 4 * H * H
+    w_hh += r * own_hh * 4 * H * H
     inputs = InputWeights(
-        w_ih and w_ih + r * each_ih * 4 * H * D,
-        b_ih and b_ih + r * each_b_ih * 4 * H,
-        b_hh and b_hh + r * each_b_hh * 4 * H,
+        w_ih and w_ih + r * own_ih * 4 * H * D,
+        b_ih and b_ih + r * own_b_ih * 4 * H,
+        b_hh and b_hh + r * own_b_hh * 4 * H,
         D,
         driven,
         Columns(low is not None),
@@ -1261,7 +1264,7 @@ def pack_backward(i, r, k, w_hh, packed, low, ctas, H):
         low.store(r * count + i, np.concatenate(rest, -1))
 
 
-def spread(i, r, k, x, packed, begins, lengths, starts, T, B, N, total, F, extra, fine):
+def pack_input(i, r, k, x, packed, begins, lengths, starts, T, B, N, total, F, extra, fine):
     rows, columns = Rows(begins, lengths, T, B), Columns(fine)
     tiles = (B + 7) // 8
     s, b, t = i % extra, i // extra % (8 * tiles), i // extra // (8 * tiles)
@@ -1280,15 +1283,15 @@ def spread(i, r, k, x, packed, begins, lengths, starts, T, B, N, total, F, extra
     packed.store(1, np.concatenate(pair[4:], -1))
 
 
-def split_weights(
-    i, r, k, w_ih, b_ih, b_hh, packed, H, D, driven, width, fine, each_ih, each_b_ih, each_b_hh
+def pack_input_weights(
+    i, r, k, w_ih, b_ih, b_hh, packed, H, D, driven, width, fine, own_ih, own_b_ih, own_b_hh
 ):
     pairs = width // 2
     i = i[i < 4 * H * pairs]
     weights = InputWeights(
-        w_ih + r * each_ih * 4 * H * D,
-        b_ih and b_ih + r * each_b_ih * 4 * H,
-        b_hh and b_hh + r * each_b_hh * 4 * H,
+        w_ih + r * own_ih * 4 * H * D,
+        b_ih and b_ih + r * own_b_ih * 4 * H,
+        b_hh and b_hh + r * own_b_hh * 4 * H,
         D,
         driven,
         Columns(fine),
@@ -1299,14 +1302,18 @@ def split_weights(
     packed.store(r * 4 * H * pairs + i, pair)
 
 
-def filter(
+def filter_input(
     block, r, k, x, decay, factors, v, packed, largest, begins, lengths, T, B, N, D, F, decays, backwards,
     block_columns, width, fine, step,
 ):  # fmt: skip
     """For one block."""
     rows, columns = Rows(begins, lengths, T, B), Columns(fine)
-    thread = np.arange(k.FILTERS)
-    lane, segment, segments = thread % block_columns, thread // block_columns, k.FILTERS // block_columns
+    thread = np.arange(k.FILTER_THREADS)
+    lane, segment, segments = (
+        thread % block_columns,
+        thread // block_columns,
+        k.FILTER_THREADS // block_columns,
+    )
     column = block * block_columns + lane
     b, d = column // F, column % F
     steps, length = np.where(b < B, rows.length(b, b < B), 0), (T + segments - 1) // segments
@@ -1371,9 +1378,9 @@ def filter(
         largest.raise_to(r * F + d, tops[lane], (segment == 0) & (b < B))
 
 
-def operand(
+def pack_gradient_operand(
     i, r, k, y, h0, x, scales, largest_scale, largest_x, packed, begins, before, rows, room, T, B, N, H, F,
-    columns, fine, each_state, each_input,
+    columns, fine, own_state, own_input,
 ):  # fmt: skip
     eights = columns // 8
     i = i[i < rows * eights]
@@ -1384,8 +1391,8 @@ def operand(
     factor = scales[r * room + i // eights] / largest_scale[r][0]
     later = t > 0
     y += (r * N + every.of(t - 1, later) + b) * H
-    h0 += (r * each_state * B + b) * H
-    x += (r * each_input * N + row) * F
+    h0 += (r * own_state * B + b) * H
+    x += (r * own_input * N + row) * F
     # Then it reads h four floats at a time.
     if H % 4 == 0 and H >= 8:
         assert y.memory.start % 4 == h0.memory.start % 4 == 0, "h is not aligned"
@@ -1396,7 +1403,7 @@ def operand(
         inside = (d >= 0) & (d < F)
         feature = x.load(d, inside)
         if F:
-            tops = largest_x.load(r * each_input * F + d, inside)[..., 0]
+            tops = largest_x.load(r * own_input * F + d, inside)[..., 0]
             feature = feature / power_below(tops)
         v.append(np.where(d < 0, h, np.where(d < F, feature, d == F)) * factor)
     packed += (r * room + i // eights) * eights * (2 if fine else 1) + i % eights
@@ -1405,9 +1412,9 @@ def operand(
         packed.store(eights, halves(*map(half_rest, v)))
 
 
-def finish(
+def finish_weight_gradients(
     i, r, k, products, largest_scales, largest_x, dw_hh, dw_ih, db_ih, db_hh, chunks, R, H, D, F, columns,
-    each_input,
+    own_input,
 ):  # fmt: skip
     width = H + F + 1
     i = i[i < 4 * H * width]
@@ -1419,7 +1426,7 @@ def finish(
         total += product * largest_scales[c * R + r][0]
     inside = (d >= 0) & (d < F)
     if F:
-        total *= np.where(inside, power_below(largest_x.load(r * each_input * F + d, inside)[..., 0]), 1.0)
+        total *= np.where(inside, power_below(largest_x.load(r * own_input * F + d, inside)[..., 0]), 1.0)
     place = r * 4 * H + gate_unit
     for pointer, at, there in (
         (dw_hh, place * H + column, d < 0),
@@ -1431,7 +1438,7 @@ def finish(
             pointer.store(at, total, there)
 
 
-def weave(i, r, k, w_ih, largest, packed, powers, H, D, columns, fine):
+def pack_w_ih(i, r, k, w_ih, largest, packed, powers, H, D, columns, fine):
     i = i[i < 4 * H * columns]
     woven, d = i // columns, i % columns
     gate_unit = woven % 4 * H + woven // 4
@@ -1443,7 +1450,7 @@ def weave(i, r, k, w_ih, largest, packed, powers, H, D, columns, fine):
     powers.store(r + 0 * i, power, i == 0)
 
 
-def unweave(i, r, k, dz, dz_low, scales, dx, before, rows, room, N, H):
+def unpack_drive_gradient(i, r, k, dz, dz_low, scales, dx, before, rows, room, N, H):
     i = i[i < rows * H]
     row, unit = i // H, i % H
     factor, place = scales[r * room + row], r * room * H + i
@@ -1459,10 +1466,10 @@ def unweave(i, r, k, dz, dz_low, scales, dx, before, rows, room, N, H):
 
 
 # What a kernel adds to, or leaves where rows have ended.
-CHANGED = {("drive_backward", name) for name in ("dv", "dn", "sums")} | {("lstm_forward", "kept_moments")}
+CHANGED = {("momentum_backward", name) for name in ("dv", "dn", "sums")} | {("lstm_forward", "saved_moments")}
 # What has more rows than a chunk of time.
 CHUNKED = {("lstm_backward", name) for name in ("dz", "dz_low", "scales")}
-CHUNKED |= {("operand", "packed"), ("unweave", "dx"), ("drive_backward", "da")}
+CHUNKED |= {("pack_gradient_operand", "packed"), ("unpack_drive_gradient", "dx"), ("momentum_backward", "da")}
 
 
 class Kernel:
@@ -1470,15 +1477,17 @@ class Kernel:
 
     def __init__(self, machine, name, defines):
         self.machine, self.name = machine, name
-        self.file = name if name.startswith("lstm") else "drive" if name.startswith("drive") else "around"
+        self.file = FILES[name]
         self.k = constants(self.file, **{n: int(v) for n, v in defines.items()})
 
-    def __call__(self, grid, block, args, shared=0):
+    def __call__(self, grid, block, arguments, shared=0):
         described = parameters(self.file, self.name)
-        assert len(described) == len(args), f"{self.name} takes {len(described)} arguments, not {len(args)}"
+        assert [name for name, *_ in described] == list(nvrtc.signature(source(self.file), self.name).kinds)
+        assert {name for name, *_ in described} == set(arguments), f"{self.name} takes other arguments"
         memories, named = {}, {}
         self.replicas = grid[1]
-        for (name, kind, pointer, _), arg in zip(described, args, strict=True):
+        for name, kind, pointer, _ in described:
+            arg = arguments[name]
             assert pointer == (arg is None or isinstance(arg, torch.Tensor)), f"{name} is of another kind"
             if isinstance(arg, torch.Tensor):
                 memories[name] = Memory(name, kind, arg)
@@ -1501,7 +1510,9 @@ class Kernel:
         """How often each element should be written: once, if it is one of a chunk's rows."""
         if (self.name, name) not in CHUNKED:
             return np.ones(length, int)
-        room, before = (named["N"], named["before"]) if self.name == "unweave" else (named["room"], 0)
+        room, before = (
+            (named["N"], named["before"]) if self.name == "unpack_drive_gradient" else (named["room"], 0)
+        )
         rows = named["rows"] if "rows" in named else (named["last"] - named["first"]) * named["B"]
         if "last" in named and named["begins"]:
             rows = named["begins"][named["last"]] - named["begins"][named["first"]]
@@ -1512,16 +1523,16 @@ class Kernel:
         k = self.k
         blocks, replicas, one = grid
         assert one == 1
-        if self.file == "drive":
-            import drive_emulator  # which imports this file
+        if self.file == "momentum_backward":
+            import momentum_emulator  # which imports this file
 
             assert block == k.THREADS
             for r in range(replicas):
                 k.replicas = replicas
-                getattr(drive_emulator, self.name)(blocks, r, k, **named)
+                getattr(momentum_emulator, self.name)(blocks, r, k, **named)
             return
         run = globals()[self.name]
-        if self.file != "around":
+        if self.file in ("lstm_forward", "lstm_backward"):
             assert block == k.THREADS
             assert blocks % k.CTAS == 0
             lengths = arrays(self.file, k)
@@ -1538,8 +1549,8 @@ class Kernel:
                         return run(me, k, **named)
 
                     cluster.run(k.WARPS, program)
-        elif self.name == "filter":
-            assert block == k.FILTERS
+        elif self.name == "filter_input":
+            assert block == k.FILTER_THREADS
             for r in range(replicas):
                 for b in range(blocks):
                     run(b, r, k, **named)
@@ -1549,7 +1560,7 @@ class Kernel:
 
 
 class Machine:
-    """Has kernels to put in place of `fused._kernel`, and writes down what was launched."""
+    """Has kernels to put in place of `launch.kernel`, and writes down what was launched."""
 
     def __init__(self, seed=0):
         self.seed, self.launches = seed, []
@@ -1562,7 +1573,7 @@ class Machine:
 
 
 class Torch:
-    """Stands for torch in `fused`: all is float64, and a word of 32 bits a pair, that is complex."""
+    """Stands for torch in `kernels`: all is float64, and a word of 32 bits is a pair, that is complex."""
 
     float16 = bfloat16 = torch.float64
     int32 = torch.complex128

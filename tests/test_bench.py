@@ -5,6 +5,8 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,25 @@ import momentumrnn as mr
 from momentumrnn import bench as bench_module
 from momentumrnn import constraints
 from momentumrnn.__main__ import Bench, main
-from momentumrnn.bench import BadOption, Case, Contender, Replicas, Shape, bench, build, loop, pad, parse
+from momentumrnn.bench import (
+    BadOption,
+    Case,
+    Contender,
+    Replicas,
+    Shape,
+    bench,
+    build,
+    cases,
+    difference,
+    loop,
+    memory,
+    options,
+    pad,
+    parity,
+    parse,
+    rival,
+    timing,
+)
 from momentumrnn.provenance import provenance
 
 pytest.importorskip("tyro", reason="the command line needs the extra momentumrnn[all]")
@@ -35,9 +55,9 @@ ERRORS = ("outputs", "gradients", "outputs_norm", "gradients_norm")
 @pytest.fixture(autouse=True)
 def _tiny(monkeypatch):
     """Shapes and rounds that take no time."""
-    monkeypatch.setattr(bench_module, "SHAPES", TINY)
-    monkeypatch.setattr(bench_module, "SECONDS", 0.0)
-    monkeypatch.setattr(bench_module, "PROCESSES", 1)
+    monkeypatch.setattr(options, "SHAPES", TINY)
+    monkeypatch.setattr(timing, "SECONDS", 0.0)
+    monkeypatch.setattr(memory, "PROCESSES", 1)
 
 
 def run(*args):
@@ -128,7 +148,7 @@ def test_what_is_written(tmp_path, capsys):
         assert peak >= 0
         assert case["rows"]["ours"]["peak_mb_per_sample"] == peak / 3
     for kind in ("forward", "training"):
-        for ratio in (case["ratios"][kind][rival] for rival in ("torch", "loop")):
+        for ratio in (case["ratios"][kind][other] for other in ("torch", "loop")):
             assert 0 < ratio["lowest"] <= ratio["median"] <= ratio["highest"]
     assert "torch.nn.LSTM" in capsys.readouterr().out
 
@@ -172,12 +192,12 @@ def test_padding_changes_no_value(shape):
     assert [size % to for size, to in zip(out.shape[1:], (8, 128), strict=True)] == [0, 0]
     assert padded.module.input_size % 128 == 0
     assert torch.count_nonzero(out[..., units:]) == 0
-    assert max(bench_module._parity(padded, None).values()) < 1e-12
+    assert max(parity.compare(padded).values()) < 1e-12
     with torch.no_grad():
         # The last unit says something, and is heard.
         padded.module.bias_hh_l0[3 * padded.module.hidden_size - 1] = 1.0
         padded.module.weight_hh_l0[:, -1] = 1.0
-    assert bench_module._parity(padded, None)["outputs_norm"] > 1e-2
+    assert parity.compare(padded)["outputs_norm"] > 1e-2
 
 
 def test_tf32_is_off_for_that_rival_alone(monkeypatch):
@@ -192,8 +212,8 @@ def test_tf32_is_off_for_that_rival_alone(monkeypatch):
 
     ours = build(case())
     for name in ("torch", "torch-fp32"):
-        contender = bench_module.rival(name, ours, case())
-        contender = bench_module.replace(contender, run=bench_module.partial(watched, contender.module))
+        contender = rival(name, ours, case())
+        contender = replace(contender, run=partial(watched, contender.module))
         contender.forward()
         contender.training()
         assert torch.backends.cudnn.allow_tf32
@@ -227,8 +247,8 @@ def test_a_mode_is_that_of_ours_and_of_rivals_without_one(mode, monkeypatch):
     }
     ours = build(tried)
     for name, (states, dtype) in expected.items():
-        contender = ours if name == "ours" else bench_module.rival(name, ours, tried)
-        contender = bench_module.replace(contender, run=bench_module.partial(watched, contender.run))
+        contender = ours if name == "ours" else rival(name, ours, tried)
+        contender = replace(contender, run=partial(watched, contender.run))
         seen.clear()
         contender.training()
         assert seen == states
@@ -257,7 +277,7 @@ def test_modes_are_cases_of_one_run(tmp_path, capsys):
 
 @pytest.mark.parametrize(("goal", "missed"), [(1e-3, []), (1e-12, ["outputs_norm", "gradients_norm"])])
 def test_a_goal_that_is_missed_is_said_and_timed(goal, missed, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(bench_module, "GOALS", {"tf32": (goal, goal)})
+    monkeypatch.setattr(parity, "GOALS", {"tf32": (goal, goal)})
     code, result = run_json(tmp_path, "--rivals")
     assert code == 0
     (found,) = result["cases"]
@@ -285,13 +305,13 @@ def test_a_goal_that_is_missed_is_said_and_timed(goal, missed, tmp_path, monkeyp
 def test_what_is_allowed_in_each_mode(backend, mode, momentum, expected, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     tried = Case("tiny", TINY["tiny"], momentum, "auto", "cuda", torch.float32, mode)
-    assert bench_module._tolerance(tried, backend) == expected
+    assert parity.tolerance(tried, backend) == expected
 
 
 def test_lengths_are_drawn_once_and_for_all():
     shape = Shape("lstm", 300, 32, 129, 158)
-    sizes = bench_module._sizes(shape)
-    assert torch.equal(sizes, bench_module._sizes(shape))
+    sizes = cases.draw_batch_sizes(shape)
+    assert torch.equal(sizes, cases.draw_batch_sizes(shape))
     assert len(sizes) == 300
     assert sizes[0] == 32
     assert sizes[-1] >= 1
@@ -303,11 +323,11 @@ def test_lengths_are_drawn_once_and_for_all():
 def test_packed_sequences_are_those_by_themselves(name):
     tried = case(lengths="uniform")
     ours = build(tried)
-    contender = ours if name == "ours" else bench_module.rival(name, ours, tried)
-    assert contender.x.shape == (ours.sizes.sum(), 2)
+    contender = ours if name == "ours" else rival(name, ours, tried)
+    assert contender.x.shape == (ours.batch_sizes.sum(), 2)
     out, final = contender.call(ours.x)
-    padded, ends = torch.nn.utils.rnn.pad_packed_sequence(ours.packed(ours.x))
-    outs, _ = torch.nn.utils.rnn.pad_packed_sequence(ours.packed(out))
+    padded, ends = torch.nn.utils.rnn.pad_packed_sequence(ours.pack(ours.x))
+    outs, _ = torch.nn.utils.rnn.pad_packed_sequence(ours.pack(out))
     assert len(set(ends.tolist())) > 1
     for row, end in enumerate(ends):
         want, (h, c) = contender.module(padded[:end, row : row + 1])
@@ -321,7 +341,7 @@ def test_packed_input_is_measured(tmp_path, capsys):
     assert code == 0
     assert result["settings"]["lengths"] == "uniform"
     (found,) = result["cases"]
-    assert found["steps"] == bench_module._sizes(TINY["tiny"]).sum() < 21
+    assert found["steps"] == cases.draw_batch_sizes(TINY["tiny"]).sum() < 21
     not_for = ("torch-padded", "loop", "replicas-2")
     for name, row in found["rows"].items():
         if name in not_for:
@@ -343,10 +363,14 @@ def test_wrong_packed_results_are_seen(tmp_path, monkeypatch):
 @pytest.mark.parametrize("lengths", ["full", "uniform"])
 def test_the_beginning_is_two_steps(lengths):
     ours = build(case(lengths=lengths))
-    short = bench_module._beginning(ours)
+    short = memory.first_two_steps(ours)
     got, want = (contender.forward()[0].flatten(0, -2) for contender in (short, ours))
     assert torch.equal(got, want[: len(got)])
-    assert len(got) == len(short.weights.flatten(0, -2)) == (6 if lengths == "full" else ours.sizes[:2].sum())
+    assert (
+        len(got)
+        == len(short.weights.flatten(0, -2))
+        == (6 if lengths == "full" else ours.batch_sizes[:2].sum())
+    )
 
 
 def test_the_extrapolated_cell_is_measured(tmp_path, capsys):
@@ -387,24 +411,24 @@ def test_plain_is_ours_without_momentum(momentum, tmp_path):
 )
 def test_memory_is_that_of_the_case(name, more):
     """A larger one takes more of it, in its mode, packed or not."""
-    large = bench_module.replace(case("tiny-gru", **more), shape=Shape("gru", 200, 64, 3, 64))
-    assert bench_module._in_a_fresh_process(large, name) > 5
+    large = replace(case("tiny-gru", **more), shape=Shape("gru", 200, 64, 3, 64))
+    assert memory.peak_of_new_process(large, name) > 5
 
 
 @pytest.mark.parametrize("shape", ["tiny", "tiny-dtriv"])
 def test_replicas_are_the_layers_one_by_one(shape):
     """Each with weights and gradients of its own; one that is not is seen."""
     ours = build(case(shape, "reference"))
-    contender = bench_module.rival("replicas-3", ours, case(shape, "reference"))
+    contender = rival("replicas-3", ours, case(shape, "reference"))
     assert isinstance(contender.module, Replicas)
     out = contender.forward()[0]
     assert out.shape == (3, *ours.weights.shape)
-    assert torch.equal(contender.module.alone[0](ours.x)[0], ours.run(ours.x)[0])
+    assert torch.equal(contender.module.layers[0](ours.x)[0], ours.run(ours.x)[0])
     assert (out[0] - out[2]).abs().max() > 1e-2
-    assert max(bench_module._parity(contender, None).values()) < 1e-5
+    assert max(parity.compare(contender).values()) < 1e-5
     with torch.no_grad():
-        contender.module.alone[2].weight_ih_l0.add_(1e-2)
-    assert bench_module._parity(contender, None)["gradients_norm"] > 1e-4
+        contender.module.layers[2].weight_ih_l0.add_(1e-2)
+    assert parity.compare(contender)["gradients_norm"] > 1e-4
 
 
 def test_replicas_are_compared_with_one(tmp_path, capsys):
@@ -465,7 +489,7 @@ def test_what_is_known_outlives_a_failure(tmp_path, monkeypatch, capsys):
     def broken(*args):
         raise OSError("no memory is measured\nhere")
 
-    monkeypatch.setattr(bench_module, "_peak", broken)
+    monkeypatch.setattr(bench_module, "peak_memory", broken)
     code, result = run_json(tmp_path, "--memory", "--rivals", "torch")
     assert code == 1
     assert result["cases"][0]["status"] == "failed"
@@ -479,7 +503,7 @@ def test_the_backend_cuda_is_judged_by_norms(by, as_native, as_cuda, tmp_path, m
     spoil(monkeypatch, by)
     code, result = run_json(tmp_path, "--rivals")
     assert (code, set(result["cases"][0]["parity"]["tolerance"])) == (as_native, {"outputs", "gradients"})
-    monkeypatch.setattr(bench_module, "_backend", lambda *args: ["cuda", "as if"])
+    monkeypatch.setattr(bench_module, "explain_backend", lambda *args: ["cuda", "as if"])
     code, result = run_json(tmp_path, "--rivals")
     assert code == as_cuda
     assert result["cases"][0]["parity"]["tolerance"] == {"outputs_norm": 1e-3, "gradients_norm": 1e-3}
@@ -487,9 +511,9 @@ def test_the_backend_cuda_is_judged_by_norms(by, as_native, as_cuda, tmp_path, m
 
 def test_difference_is_of_entries_and_of_norms():
     got, want = torch.tensor([3.0, 4.0, 1.0]), torch.tensor([3.0, 4.0, 0.0], dtype=torch.float64)
-    assert bench_module.difference(got, want) == (1 / 4, 1 / 5)
-    assert bench_module.difference(got * float("nan"), want) == (float("inf"), float("inf"))
-    assert bench_module.difference(None, want) == (float("inf"), float("inf"))
+    assert difference(got, want) == (1 / 4, 1 / 5)
+    assert difference(got * float("nan"), want) == (float("inf"), float("inf"))
+    assert difference(None, want) == (float("inf"), float("inf"))
 
 
 def test_the_median_of_calls_counts(monkeypatch):
@@ -516,7 +540,7 @@ def test_the_median_of_calls_counts(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: done.append("wait"))
-    assert bench_module._by_events(call, 1.0, clear) == 3e-3
+    assert timing.gpu_seconds(call, 1.0, clear) == 3e-3
     assert done == ["clear", "call", "wait", *["clear", "call"] * 10, "wait", "clear"]
 
 
@@ -602,7 +626,7 @@ def test_dtriv_says_what_its_rival_is(tmp_path):
 
 def test_a_wrong_layer_is_not_timed(tmp_path, monkeypatch, capsys):
     spoil(monkeypatch)
-    monkeypatch.setattr(bench_module, "_seconds", None)
+    monkeypatch.setattr(timing, "seconds_per_call", None)
     code, result = run_json(tmp_path)
     assert code == 1
     assert result["cases"][0]["status"] == "wrong"
@@ -782,7 +806,7 @@ assert "torch" not in sys.modules
     assert [name for name in ALL_SHAPES if name not in done.stdout] == []
 
 
-ALL_SHAPES = dict(bench_module.SHAPES)
+ALL_SHAPES = dict(cases.SHAPES)
 
 
 def test_the_shapes_are_the_papers():
@@ -814,8 +838,8 @@ def test_no_git_means_no_commit(monkeypatch, tmp_path):
 
 
 def test_wrong_replicas_are_not_timed(tmp_path, monkeypatch):
-    right = bench_module.Replicas.forward
-    monkeypatch.setattr(bench_module.Replicas, "forward", lambda self, x: (right(self, x)[0] * 2, None))
+    right = Replicas.forward
+    monkeypatch.setattr(Replicas, "forward", lambda self, x: (right(self, x)[0] * 2, None))
     _, result = run_json(tmp_path, "--replicas", "2", "--backend", "reference", "--rivals")
     row = result["cases"][0]["rows"]["replicas-2"]
     assert row["training_ms"] is None

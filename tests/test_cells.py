@@ -20,7 +20,7 @@ from torch.func import functional_call
 
 import momentumrnn as mr
 from momentumrnn.cells import ExtrapolatedLSTM
-from momentumrnn.modules import RecurrentCell
+from momentumrnn.step_cells import RecurrentCell
 
 F64 = torch.float64
 every_momentum = pytest.mark.parametrize("momentum", MOMENTA)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_spelling import ODD
+from test_repr_parser import ODD
 
 import momentumrnn as mr
 from momentumrnn import cells, init

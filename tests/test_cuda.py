@@ -15,8 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import momentumrnn as mr
 from momentumrnn import cells
 from momentumrnn.backends import cuda
-from momentumrnn.kernels import fused as fused_kernels
 from momentumrnn.kernels import nvrtc, op
+from momentumrnn.kernels.sizes import row_tables
+from momentumrnn.torch_internals import constant_when_compiled
 
 F64 = torch.float64
 LENGTHS = [3, 5, 1, 5]
@@ -25,8 +26,8 @@ GPU = torch.device("cuda", 7)
 
 @pytest.fixture(autouse=True)
 def tables():
-    cuda._tables.clear()
-    return cuda._tables
+    cuda._decay_tables.clear()
+    return cuda._decay_tables
 
 
 @pytest.fixture(autouse=True)
@@ -40,11 +41,11 @@ def tf32():
 def served(monkeypatch):
     """As if the CPU were a GPU with kernels for all dtypes."""
 
-    def machine(device, dtype):
+    @constant_when_compiled
+    def no_refusal(device, dtype):
         return ""
 
-    machine._dynamo_marked_constant = cuda._machine._dynamo_marked_constant
-    monkeypatch.setattr(cuda, "_machine", machine)
+    monkeypatch.setattr(cuda, "_device_refusal", no_refusal)
 
 
 def fused(momentum="HeavyBall", *args, **options):
@@ -77,10 +78,10 @@ def both(net, *args):
     inputs = [t for t in (x, *net.parameters(), *hidden, *moments) if t.requires_grad]
     results = []
     for net.backend in ("cuda", "reference"):
-        found = call(net, x, state, lengths)
-        grads = gradients(found, inputs)
+        outputs = call(net, x, state, lengths)
+        grads = gradients(outputs, inputs)
         results.append(
-            (found, [torch.zeros_like(i) if g is None else g for g, i in zip(grads, inputs, strict=True)])
+            (outputs, [torch.zeros_like(i) if g is None else g for g, i in zip(grads, inputs, strict=True)])
         )
     return results
 
@@ -114,8 +115,8 @@ def test_layouts(served, momentum):
         torch.manual_seed(1)
         net = layer("lstm", momentum, 3, 4, batch_first=True, backend=backend)
         packed, final = net(pack_padded_sequence(x, [5, 5], batch_first=True))
-        found = net(x, hx), net(x[0]), packed.data, final
-        results.append((found, gradients(found, [x, *hx, *net.parameters()])))
+        outputs = net(x, hx), net(x[0]), packed.data, final
+        results.append((outputs, gradients(outputs, [x, *hx, *net.parameters()])))
     assert_same(*results)
 
 
@@ -225,9 +226,9 @@ def test_learned_rates_reach_the_operator(served, kind, entries):
     with Calls() as calls:
         net(x)[0].sum().backward()
     assert [name for name, _ in calls.seen] == ["momentumrnn::lstm", "momentumrnn::lstm_backward"]
-    given = calls.seen[0][1]
-    assert (given.w_ih, given.gain) == (1, 1)
-    assert (given.mu is None) == (kind == "Nesterov")
+    inputs = calls.seen[0][1]
+    assert (inputs.w_ih, inputs.gain) == (1, 1)
+    assert (inputs.mu is None) == (kind == "Nesterov")
 
 
 def assert_derivatives(net, x):
@@ -250,20 +251,20 @@ def test_derivatives_of_learned_rates(served):
 
 
 def test_a_learned_decay(served):
-    x, found = leaf(6, 2, 3), []
+    x, results = leaf(6, 2, 3), []
     for backend in ("cuda", "reference"):
         torch.manual_seed(1)
         p = torch.tensor(0.5, dtype=F64, requires_grad=True)
         net = mr.LSTM(3, 4, momentum=Learned(p), dtype=F64, backend=backend)
-        found.append(torch.autograd.grad(net(x)[0].square().sum(), [p, x, *net.parameters()]))
+        results.append(torch.autograd.grad(net(x)[0].square().sum(), [p, x, *net.parameters()]))
 
         def loss(p, net=net):
             net.momentum = Learned(p)
             return net(x.detach())[0].square().sum()
 
         ps = torch.linspace(-1, 1, 3, dtype=F64)
-        found[-1] += torch.func.grad(loss)(p.detach()), vmap(torch.func.grad(loss))(ps), vmap(loss)(ps)
-    assert_same(*found)
+        results[-1] += torch.func.grad(loss)(p.detach()), vmap(torch.func.grad(loss))(ps), vmap(loss)(ps)
+    assert_same(*results)
 
 
 def test_derivatives(served):
@@ -284,8 +285,8 @@ def test_a_final_state_may_be_overwritten(served):
 def test_the_output_may_be_overwritten(served, kind, lengths):
     """A backward that needs what was there says so, as with torch's layer."""
     x = leaf(5, 4, 3)
-    given = x if lengths is None else pack_padded_sequence(x, lengths, enforce_sorted=False)
-    out = fused(kind)(given)[0]
+    input = x if lengths is None else pack_padded_sequence(x, lengths, enforce_sorted=False)
+    out = fused(kind)(input)[0]
     out = out if lengths is None else out.data
     out.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -326,25 +327,25 @@ def test_many_networks_in_one_call(served, kind, lengths):
     nets, x = [MANY[kind]() for _ in range(3)], leaf(5, 4, 3).detach()
     stacked, _ = stack_module_state(nets)
     stacked = {name: p.detach() for name, p in stacked.items()}
-    given = x if lengths is None else pack_padded_sequence(x, lengths, enforce_sorted=False)
+    input = x if lengths is None else pack_padded_sequence(x, lengths, enforce_sorted=False)
 
     def loss(weights):
-        out, (h, c, *_) = functional_call(nets[0], weights, (given,))
+        out, (h, c, *_) = functional_call(nets[0], weights, (input,))
         out = out if lengths is None else out.data
         return out.square().sum() + h.sum() + c.sin().sum()
 
     with Calls() as calls:
         got = vmap(torch.func.grad_and_value(loss))(stacked)
-    each = [torch.func.grad_and_value(loss)(dict(net.named_parameters())) for net in nets]
-    assert_same(got[1], torch.stack([value for _, value in each]))
+    alone = [torch.func.grad_and_value(loss)(dict(net.named_parameters())) for net in nets]
+    assert_same(got[1], torch.stack([value for _, value in alone]))
     for name, g in got[0].items():
-        assert_same(g, torch.stack([grads[name] for grads, _ in each]))
+        assert_same(g, torch.stack([grads[name] for grads, _ in alone]))
     assert [name for name, _ in calls.seen] == ["momentumrnn::lstm", "momentumrnn::lstm_backward"]
     # Under torch.func a user's decay may be a variable of it, so its drive comes from outside.
     x_and_w = [3, None, 3, None] if kind == "Warmup" else [1, 3, 3, 3]
-    asked = calls.seen[0][1]
-    assert list(asked[:7]) == [*x_and_w, 3, 1, 1]
-    assert (asked.mu, asked.gain) == ((3, 3) if kind == "learned" else (None, None))
+    inputs = calls.seen[0][1]
+    assert list(inputs[:7]) == [*x_and_w, 3, 1, 1]
+    assert (inputs.mu, inputs.gain) == ((3, 3) if kind == "learned" else (None, None))
 
 
 @over_momenta
@@ -359,16 +360,16 @@ def test_many_states(served, momentum, cell):
         states = [
             s._replace(hidden=(*s.hidden[:2], *(h.detach().abs() % 3 for h in s.hidden[2:]))) for s in states
         ]
-        several = [torch.stack(parts) for parts in zip(*((*s.hidden, *s[1:]) for s in states), strict=True)]
+        stacked = [torch.stack(parts) for parts in zip(*((*s.hidden, *s[1:]) for s in states), strict=True)]
 
         def run(*parts, net=net):
             *hidden, v, n, k = parts
             out, (hidden, v, n, _) = net(x, mr.State(tuple(hidden), v, n, k))
             return out, *hidden, v, n
 
-        found = vmap(run)(*several)
-        results.append((found, gradients(found, [x, *net.parameters()])))
-        assert_same([f[1] for f in found], run(*(part[1] for part in several)))
+        outputs = vmap(run)(*stacked)
+        results.append((outputs, gradients(outputs, [x, *net.parameters()])))
+        assert_same([f[1] for f in outputs], run(*(part[1] for part in stacked)))
     assert_same(*results)
 
 
@@ -386,7 +387,7 @@ def test_decays_are_remembered_as_plain_tensors(served, tables, mode):
     assert_oracle(net, leaf(5, 2, 3))
     assert all(type(t) is torch.Tensor and t.device.type == "cpu" for t in tables.values())
     # Kernels know no strides.
-    assert cuda._table(mr.HeavyBall(), 5, x).is_contiguous()
+    assert cuda._decays_from_table(mr.HeavyBall(), 5, x).is_contiguous()
 
 
 def test_one_table_for_many_lengths(served, tables):
@@ -394,7 +395,7 @@ def test_one_table_for_many_lengths(served, tables):
     torch.func.grad(lambda x: net(x)[0].sum())(torch.randn(7, 2, 3, dtype=F64))
     for steps in (5, 6, 7, 8):
         assert_oracle(net, leaf(steps, 2, 3))
-        assert cuda._table(net.momentum, steps, leaf(steps, 2, 3)).shape == (steps, 1)
+        assert cuda._decays_from_table(net.momentum, steps, leaf(steps, 2, 3)).shape == (steps, 1)
     ((key, table),) = tables.items()
     assert key[1] == len(table) == 8
     assert_oracle(fused("ScheduledRestart"), leaf(1, 2, 3))
@@ -494,7 +495,7 @@ def test_refusals(served, case):
 
 @pytest.mark.parametrize(("features", "size", "rows"), [(1, 256, 1382796), (1000, 1, 356902)])
 def test_the_largest_that_it_serves(served, features, size, rows):
-    net = fused("None", features, size, 2)._asked(X)
+    net = fused("None", features, size, 2)._network_for(X)
     assert cuda.supports(net, [rows]) == ""
     assert cuda.supports(net, [rows + 1]) == "the input is too large for indices of 32 bits"
 
@@ -572,26 +573,26 @@ def test_no_gpu():
 @pytest.fixture
 def gpu(monkeypatch):
     """A GPU that can, as far as torch tells."""
-    cuda._lacking.cache_clear()
+    cuda._gpu_refusal.cache_clear()
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
     monkeypatch.setattr(nvrtc, "missing", lambda: "")
-    monkeypatch.setattr(cuda.fused, "check", lambda device: None)
+    monkeypatch.setattr(cuda.launch, "check", lambda device: None)
     yield
-    cuda._lacking.cache_clear()
+    cuda._gpu_refusal.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_a_gpu_that_can(gpu, dtype):
-    assert cuda._machine(GPU, dtype) == ""
+    assert cuda._device_refusal(GPU, dtype) == ""
     torch.backends.cudnn.allow_tf32 = False
-    assert cuda._machine(GPU, dtype) == ""
+    assert cuda._device_refusal(GPU, dtype) == ""
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])
 def test_dtypes_without_kernels(gpu, dtype):
-    assert cuda._machine(GPU, dtype) == f"the layer is in {dtype}, and its kernels in torch.float32"
+    assert cuda._device_refusal(GPU, dtype) == f"the layer is in {dtype}, and its kernels in torch.float32"
 
 
 @pytest.mark.parametrize(
@@ -604,7 +605,7 @@ def test_dtypes_without_kernels(gpu, dtype):
 )
 def test_a_gpu_that_cannot(gpu, monkeypatch, owner, name, value, reason):
     monkeypatch.setattr(owner, name, value)
-    assert cuda._machine(GPU, torch.float32).startswith(reason)
+    assert cuda._device_refusal(GPU, torch.float32).startswith(reason)
 
 
 # float32 that is finer, and 16 bits
@@ -622,7 +623,7 @@ class Seen(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def asked(net, x, state=None):
+def operator_inputs(net, x, state=None):
     """The inputs of the operator, of each layer."""
     with Seen() as seen:
         net(x, state)
@@ -642,8 +643,8 @@ def test_tf32_by_both_of_torchs_ways(served, old, new, allowed):
         cudnn.rnn.fp32_precision = new
     for momentum in (None, mr.HeavyBall(), mr.Adam()):
         net = mr.LSTM(3, 4, 2, momentum=momentum, backend="cuda")
-        assert [i.fine for i in asked(net, torch.zeros(5, 2, 3))] == [not allowed] * 2
-        assert not any(i.fine for i in asked(net.half(), torch.zeros(5, 2, 3).half()))
+        assert [i.fine for i in operator_inputs(net, torch.zeros(5, 2, 3))] == [not allowed] * 2
+        assert not any(i.fine for i in operator_inputs(net.half(), torch.zeros(5, 2, 3).half()))
 
 
 @pytest.fixture
@@ -682,11 +683,11 @@ def test_autocast(served, autocast, dtype, cell, momentum):
     assert got[1][1].v.dtype == got[1][1].n.dtype == torch.float32
     assert_same(got, want, torch.bfloat16)
     assert torch.equal(got[0][0], want[0][0].half())
-    given = [x, *net.parameters()]
-    found = gradients(got, given)
-    assert {g.dtype for g in found} == {torch.float32}
-    assert_same(found, gradients(want, given), torch.bfloat16)
-    assert [i.fine for i in asked(net, x)] == [False]
+    inputs = [x, *net.parameters()]
+    grads = gradients(got, inputs)
+    assert {g.dtype for g in grads} == {torch.float32}
+    assert_same(grads, gradients(want, inputs), torch.bfloat16)
+    assert [i.fine for i in operator_inputs(net, x)] == [False]
     assert "16-bit operands" in line(net, x)
 
 
@@ -696,13 +697,13 @@ def test_autocast_of_narrow_inputs(served, autocast, dtype):
     """As they come from a layer before this one."""
     net = mr.LSTM(3, 4, 2, momentum=mr.HeavyBall(), bidirectional=True)
     x, hidden = torch.randn(10, 3), [torch.randn(4, 2, 4) for _ in range(2)]
-    asked_for = net._asked(x.view(5, 2, 3))
+    network = net._network_for(x.view(5, 2, 3))
     autocast(dtype)
-    y, final, _ = cuda.run(asked_for, x.to(dtype), [2] * 5, [h.to(dtype) for h in hidden], None)
+    y, final, _ = cuda.run(network, x.to(dtype), [2] * 5, [h.to(dtype) for h in hidden], None)
     assert {t.dtype for t in (y, *final)} == {torch.float16}
     torch.set_autocast_enabled("cuda", False)
-    want, ends, _ = cuda.run(asked_for, x, [2] * 5, hidden, None)
-    assert_same((y, final), (want, ends), torch.bfloat16)
+    want, want_final, _ = cuda.run(network, x, [2] * 5, hidden, None)
+    assert_same((y, final), (want, want_final), torch.bfloat16)
 
 
 @SIXTEEN
@@ -724,10 +725,10 @@ def test_parameters_of_16_bits(served, dtype, cell, momentum):
         assert {t.dtype for t in (*got[0][1], *got[1][1].hidden)} == {dtype}
         assert torch.equal(got[1][1].v, want[1][1].v)
         assert torch.equal(got[1][1].n, want[1][1].n)
-        given = [x, *net.parameters()]
-        found = gradients(got, given)
-        assert {g.dtype for g in found} == {dtype}
-        assert_same(found, gradients(want, [wide, *twin.parameters()]), torch.bfloat16)
+        inputs = [x, *net.parameters()]
+        grads = gradients(got, inputs)
+        assert {g.dtype for g in grads} == {dtype}
+        assert_same(grads, gradients(want, [wide, *twin.parameters()]), torch.bfloat16)
 
 
 def test_a_compiler_that_does_not_know_the_gpu(gpu, monkeypatch):
@@ -736,8 +737,8 @@ def test_a_compiler_that_does_not_know_the_gpu(gpu, monkeypatch):
     def unknown(device):
         raise RuntimeError("NVRTC could not compile for sm_999:\nand more")
 
-    monkeypatch.setattr(cuda.fused, "check", unknown)
-    assert cuda._machine(GPU, torch.float32) == "NVRTC could not compile for sm_999:"
+    monkeypatch.setattr(cuda.launch, "check", unknown)
+    assert cuda._device_refusal(GPU, torch.float32) == "NVRTC could not compile for sm_999:"
 
 
 @pytest.mark.parametrize("options", [{"momentum": mr.HeavyBall()}, {"num_layers": 2, "bidirectional": True}])
@@ -760,7 +761,7 @@ def test_one_graph_for_all_lengths(served, options):
 def test_packed_rows_are_not_captured(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(RuntimeError, match="packed sequences can't be captured in a CUDA graph"):
-        fused_kernels._rows([2, 1], GPU)
+        row_tables([2, 1], GPU)
 
 
 @pytest.mark.parametrize("size", [3, 7, 32])

@@ -303,7 +303,7 @@ def test_cell_with_momentum_warns_of_torchs_hx(kind):
 
 
 def test_public_names():
-    """The issue's list and all thirty spellings are public, and every public name exists."""
+    """All layers, momenta and the thirty names of the paper are public, and every public name exists."""
     layers = {"LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell", "Recurrent", "State", "Cell"}
     momenta = {"Momentum", "HeavyBall", "Nesterov", "ScheduledRestart", "Adam", "RMSProp"}
     spelled = [case.values[0] for case in SPELLINGS]
@@ -313,7 +313,7 @@ def test_public_names():
 
 
 @pytest.mark.parametrize(("name", "kind", "momentum"), SPELLINGS)
-def test_spelling(name, kind, momentum):
+def test_names_are_layers_with_momentum(name, kind, momentum):
     """A paper's name is its layer with its momentum; s spells step; positions and options pass through."""
     make = getattr(mr, name)
     rates = {f: 0.25 for f in inspect.signature(momentum).parameters if f in ("mu", "step", "beta")}
@@ -336,7 +336,7 @@ def test_spelling(name, kind, momentum):
     assert make.__name__ == name
 
 
-def test_spelling_of_the_readme():
+def test_name_of_the_readme():
     net = mr.MomentumLSTM(10, 20, mu=0.6, step=1.0)
     torch.manual_seed(0)
     same = mr.LSTM(10, 20, momentum=mr.HeavyBall(mu=0.6, step=1.0))

@@ -179,7 +179,7 @@ for name, error, parts, call in [
     ("factored-proj_size", ValueError, ("factored", "got True", "U is not square"),
         lambda: mr.Recurrent(Square(), 3, 5, proj_size=2, factored=True)),
     ("Cell-factored", ValueError, ("factored", "got True", "U is not square", "LSTM()"),
-        lambda: mr.modules.RecurrentCell(cells.LSTM(), 3, 5, factored=True)),
+        lambda: mr.RecurrentCell(cells.LSTM(), 3, 5, factored=True)),
     ("Cell-init", ValueError, ("init", "'ones'", "'torch', 'paper', 'dtriv'"),
         lambda: mr.GRUCell(3, 5, init="ones")),
     ("dtriv-of-an-LSTM", ValueError, ("init=Dtriv(angles='cayley')", "square weight_hh", "(20, 5)", "LSTM()"),

@@ -7,7 +7,7 @@ import torch
 from conftest import CELLS, MOMENTA, TOLERANCE, difference
 
 import momentumrnn as mr
-from momentumrnn import streaming
+from momentumrnn import stream_engines
 
 pytestmark = [
     pytest.mark.gpu,
@@ -43,7 +43,7 @@ def check(net, stream, xs, state=None, tolerance=None):
     if tolerance is None:
         leaps = net.momentum is not None and not net.momentum.linear
         tolerance = TOLERANCE["cuDNN, Adam" if leaps else torch.float32]
-        tolerance = tolerance if stream.about == KERNELS else TOLERANCE["TF32"]
+        tolerance = tolerance if stream.description == KERNELS else TOLERANCE["TF32"]
     want, after = exact(net, xs, state)
     near(torch.stack([stream(x) for x in xs]), want, tolerance)
     near(stream.state, after, tolerance)
@@ -57,7 +57,7 @@ def check(net, stream, xs, state=None, tolerance=None):
 def test_momenta(momentum, bias):
     net = built(momentum, D=3, H=32, bias=bias)
     stream = mr.Stream(net, 2)
-    assert stream.about == KERNELS
+    assert stream.description == KERNELS
     check(net, stream, torch.randn(12, 2, 3, device="cuda"))
 
 
@@ -67,7 +67,7 @@ def test_momenta(momentum, bias):
 def test_sizes(D, H, B):
     net = built(["HeavyBall", "Adam", "None", "ScheduledRestart"][(D + H + B) % 4], D=D, H=H)
     stream = mr.Stream(net, B)
-    assert stream.about == KERNELS
+    assert stream.description == KERNELS
     check(net, stream, torch.randn(4, B, D, device="cuda"))
 
 
@@ -108,9 +108,9 @@ def test_it_is_as_the_layer_computes_in_float32(monkeypatch):
 def test_graphs_of_other_cells(cell, momentum):
     net = built(momentum, cell, num_layers=2)
     stream = mr.Stream(net, 3)
-    assert "as a CUDA graph" in stream.about
+    assert "as a CUDA graph" in stream.description
     xs = torch.randn(8, 3, 3, device="cuda")
-    eager = streaming._Eager(streaming._forward(net)[0], net.initial_state(3), (3,))
+    eager = stream_engines.EagerEngine(stream_engines.one_step(net)[0], net.initial_state(3), (3,))
     for x in xs:
         near(stream(x), eager(x), TOLERANCE["cuDNN, Adam"])
     near(stream.state, eager.state(), TOLERANCE["cuDNN, Adam"])
@@ -122,8 +122,8 @@ def test_graphs_of_other_cells(cell, momentum):
 def test_graphs_of_lstms(options):
     net = built("HeavyBall", **options)
     stream = mr.Stream(net, 2)
-    assert "as a CUDA graph" in stream.about
-    eager = streaming._Eager(streaming._forward(net)[0], net.initial_state(2), (2,))
+    assert "as a CUDA graph" in stream.description
+    eager = stream_engines.EagerEngine(stream_engines.one_step(net)[0], net.initial_state(2), (2,))
     for x in torch.randn(5, 2, 3, device="cuda", dtype=options.get("dtype")):
         near(stream(x), eager(x).float(), 1e-2 if options.get("dtype") == torch.bfloat16 else 1e-4)
 
@@ -133,7 +133,7 @@ def test_a_learned_momentum():
     mu = torch.nn.Parameter(torch.rand(4, device="cuda"))
     net = mr.LSTM(3, 20, device="cuda", momentum=mr.HeavyBall(mu=mu))
     stream, xs = mr.Stream(net, 2), torch.randn(5, 2, 3, device="cuda")
-    assert "as a CUDA graph" in stream.about
+    assert "as a CUDA graph" in stream.description
     check(net, stream, xs)
     with torch.no_grad():
         mu.mul_(0.1)
@@ -144,7 +144,7 @@ def test_what_waits_runs_eagerly():
     """An orthogonal matrix is an exponential, which reads values back; the GPU's generator is left whole."""
     net = mr.orthogonal(mr.RNN(3, 6, nonlinearity="modrelu", bias="hh")).cuda()
     stream = mr.Stream(net, 2)
-    assert "no CUDA graph could be made" in stream.about
+    assert "no CUDA graph could be made" in stream.description
     torch.randn(2, device="cuda")
     check(net, stream, torch.randn(5, 2, 3, device="cuda"))
 
@@ -153,7 +153,7 @@ def test_hooks_run():
     net, calls = built(), []
     net.register_forward_hook(lambda *_: calls.append(1))
     stream = mr.Stream(net, 2)
-    assert "hooks" in stream.about
+    assert "hooks" in stream.description
     stream(torch.randn(2, 3, device="cuda"))
     assert calls == [1]
 
@@ -172,17 +172,17 @@ def test_changes_in_place(way):
     stream = mr.Stream(way, 2)
     for x in xs:
         stream(x)
-    chosen = stream._way
+    chosen = stream._engine
     with torch.no_grad():
         for p in way.parameters():
             p.mul_(1.5)
     check(way, stream, xs, stream.state)
     way.load_state_dict({k: 0.5 * p for k, p in way.state_dict().items()})
     check(way, stream, xs, stream.state)
-    assert stream._way is chosen
+    assert stream._engine is chosen
     way.load_state_dict({k: 2 * p for k, p in way.state_dict().items()}, assign=True)
     check(way, stream, xs, stream.state)
-    assert stream._way is not chosen
+    assert stream._engine is not chosen
 
 
 def test_a_layer_that_moved(way):
@@ -258,7 +258,7 @@ def test_it_does_not_wait(way):
     """A step never waits for the GPU."""
     stream, x = mr.Stream(way, 2), torch.randn(2, 3, device="cuda")
     mask = torch.tensor([True, False]).cuda()
-    with streaming._no_waiting():
+    with stream_engines._synchronisation_raises():
         stream(x)
         stream.reset(mask)
         stream(x)

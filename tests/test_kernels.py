@@ -15,7 +15,12 @@ import pytest
 import torch
 from conftest import assert_same
 
-from momentumrnn.kernels import fused, nvrtc, op
+from momentumrnn.kernels import backward as backward_module
+from momentumrnn.kernels import constants, definition, launch, momentum_backward, nvrtc, op, operands
+from momentumrnn.kernels.backward import backward
+from momentumrnn.kernels.constants import FILTER_THREADS
+from momentumrnn.kernels.forward import forward
+from momentumrnn.kernels.sizes import Sizes, cluster_size
 
 F64 = torch.float64
 
@@ -24,7 +29,7 @@ F64 = torch.float64
 
 def compiled(file, configurations):
     """What each kernel takes and its bytes of shared memory, for each configuration."""
-    source = fused.source(file)
+    source = launch.source(file)
     try:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             logs = list(pool.map(lambda defines: compiling.compile(source, "sm_90", defines), configurations))
@@ -120,12 +125,12 @@ def test_combined_variants_compile(file):
         assert shared_of_both(file, defines, shared) <= 113 << 10, defines
 
 
-def test_around_compiles():
-    ((taken, shared),) = compiled("around", [{}])
-    names = "pack_forward pack_backward spread split_weights filter operand finish weave unweave"
-    assert taken.keys() == set(names.split())
+@pytest.mark.parametrize("file", ["pack", "weight_gradients"])
+def test_other_kernels_compile(file):
+    ((taken, shared),) = compiled(file, [{}])
+    assert taken.keys() == set(launch.KERNELS[file])
     for name, one in taken.items():
-        assert_fits(one, shared, emulator.constants("around").FILTERS if name == "filter" else 256, 1)
+        assert_fits(one, shared, FILTER_THREADS if name == "filter_input" else launch.THREADS, 1)
 
 
 # ---- emulated
@@ -135,9 +140,11 @@ def test_around_compiles():
 def machine(monkeypatch):
     """The emulator in the place of a GPU."""
     machine = emulator.Machine()
-    monkeypatch.setattr(fused, "_kernel", machine.kernel)
-    monkeypatch.setattr(fused, "torch", emulator.Torch())
-    monkeypatch.setattr(fused, "GROUP", 16)
+    monkeypatch.setattr(launch, "kernel", machine.kernel)
+    for module in (launch, operands, backward_module, momentum_backward):
+        monkeypatch.setattr(module, "torch", emulator.Torch())
+    for module in (operands, backward_module):
+        monkeypatch.setattr(module, "GROUP", 16)
     return machine
 
 
@@ -196,13 +203,13 @@ def run(inputs, given=(True,) * op.OUTPUTS, needs=(True,) * op.TENSORS, dtype=F6
 
 def both(inputs, given=(True,) * op.OUTPUTS, needs=(True,) * op.TENSORS, rows=None):
     """What the kernels found, the gradients that were given, those they returned, and what all should be."""
-    found = fused.forward(inputs, True)
+    found = forward(inputs, True)
     grads = [
         torch.randn_like(t) if there and t.numel() else None
         for t, there in zip(found[:6], given, strict=True)
     ]
-    got = fused.backward(grads, (found[0], *found[6:]), inputs, needs)
-    return found, grads, got, (*op._run(inputs), *op._gradients(grads, inputs, needs))
+    got = backward(grads, (found[0], *found[6:]), inputs, needs)
+    return found, grads, got, (*definition.outputs(inputs), *definition.gradients(grads, inputs, needs))
 
 
 def error(got, want):
@@ -237,8 +244,8 @@ def assert_all_read(machine, T, B, H, parts=1):
     for name in ("weights", "low", "extra", "drive"):
         assert name not in forward or (forward[name].reads > 0).all()
     steps = sum(rows + 7 >> 3 for rows in T) if isinstance(T, list) else T * -(-B // 8)
-    assert sum(launch["kept_gates"].reads for launch in backward).tolist() == [1] * (
-        steps * fused.ctas(H) * fused.WARPS * 32 * parts
+    assert sum(launch["saved_gates"].reads for launch in backward).tolist() == [1] * (
+        steps * cluster_size(H) * constants.WARPS * 32 * parts
     )
     for name in ("weights", "low"):
         assert all((launch[name].reads > 0).all() for launch in backward if name in launch)
@@ -297,8 +304,8 @@ def test_given_drive(machine, leading, bias):
 @pytest.mark.parametrize(("chunks", "case"), [(2, "narrow"), (3, "wide"), (8, "drive")])
 def test_chunks(machine, monkeypatch, chunks, case):
     """Time in chunks, the first of which, the last in time, is shorter."""
-    monkeypatch.setattr(fused, "CHUNK", 1)
-    monkeypatch.setattr(fused, "CHUNKS", chunks)
+    monkeypatch.setattr(backward_module, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(backward_module, "MAX_CHUNKS", chunks)
     given = case == "drive"
     inputs = draw(
         (34, 2, 7, 16 if case == "wide" else 2),
@@ -331,8 +338,8 @@ LENGTHS = (7, 7, 6, 5, 5, 4, 4, 3, 3, 3, 2, 2, 1, 1, 1, 1, 1, 1, 1)
     [("narrow", 1), ("narrow", 3), ("narrow", 8), ("wide", 3), ("drive", 3), ("momentum", 3), ("fine", 3)],
 )
 def test_packed(machine, monkeypatch, case, chunks):
-    monkeypatch.setattr(fused, "CHUNK", 1)
-    monkeypatch.setattr(fused, "CHUNKS", chunks)
+    monkeypatch.setattr(backward_module, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(backward_module, "MAX_CHUNKS", chunks)
     H, B, T = 34, len(LENGTHS), LENGTHS[0]
     without = (*(("w_ih", "b_ih") if case == "drive" else ()), *plus())
     more = {"decay": decays(T, B), "step": 0.7} if case == "momentum" else {"fine": case == "fine"}
@@ -352,8 +359,8 @@ def test_lengths(machine, lengths):
 @pytest.mark.parametrize("given", ONE, ids=["y", "h", "c"])
 def test_packed_with_some_gradients(machine, monkeypatch, given):
     """A final state's gradient joins where its row ends, in whichever chunk that is."""
-    monkeypatch.setattr(fused, "CHUNK", 1)
-    monkeypatch.setattr(fused, "CHUNKS", 3)
+    monkeypatch.setattr(backward_module, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(backward_module, "MAX_CHUNKS", 3)
     run(draw((9, len(LENGTHS), 7, 1), lengths=LENGTHS), given)
 
 
@@ -361,14 +368,14 @@ def test_packed_rows_are_sequences_of_their_own(machine):
     """Each row alone gives the same, whatever runs beside it."""
     lengths = (6, 4, 1)
     inputs = draw((35, 3, 6, 2), lengths=lengths)
-    y, h, *_ = fused.forward(inputs, True)
+    y, h, *_ = forward(inputs, True)
     begins = [0, *np.cumsum(inputs.sizes)]
     for b, steps in enumerate(lengths):
         rows = [begins[t] + b for t in range(steps)]
         alone = inputs._replace(
             x=inputs.x[:, rows].unsqueeze(2), h0=inputs.h0[:, b : b + 1], c0=inputs.c0[:, b : b + 1], sizes=()
         )
-        y_alone, h_alone, *_ = fused.forward(alone, True)
+        y_alone, h_alone, *_ = forward(alone, True)
         assert_same((y[:, rows], h[:, b : b + 1]), (y_alone.squeeze(2), h_alone))
 
 
@@ -382,8 +389,8 @@ def test_packed_rows_are_sequences_of_their_own(machine):
 )
 def test_extrapolated(machine, monkeypatch, size, chunks, every):
     """Rows that begin at several j; gradients of z0, and of the last z, which joins at the end."""
-    monkeypatch.setattr(fused, "CHUNK", 1)
-    monkeypatch.setattr(fused, "CHUNKS", chunks)
+    monkeypatch.setattr(backward_module, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(backward_module, "MAX_CHUNKS", chunks)
     run(draw(size, **extrapolated(size[1], every)))
     outputs, _, got = run(draw(size, **extrapolated(size[1], every)), [i == 3 for i in range(6)])
     assert outputs[3].shape == got[7].shape == (1, size[1], 4 * size[0])
@@ -397,8 +404,8 @@ def test_extrapolated_replicas(machine, leading):
 
 @pytest.mark.parametrize("fine", [False, True], ids=["fast", "fine"])
 def test_packed_and_extrapolated(machine, monkeypatch, fine):
-    monkeypatch.setattr(fused, "CHUNK", 1)
-    monkeypatch.setattr(fused, "CHUNKS", 3)
+    monkeypatch.setattr(backward_module, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(backward_module, "MAX_CHUNKS", 3)
     B, T = len(LENGTHS), LENGTHS[0]
     more = extrapolated(B, 4)
     run(draw((34, B, T, 2), (1,) * 7, lengths=LENGTHS, fine=fine, decay=decays(T, B), step=0.7, **more))
@@ -412,19 +419,20 @@ def test_two_halves(monkeypatch, machine):
     monkeypatch.setattr(emulator, "ROUND", True)
     H, C = 40, 2
     w_hh = normal(1, 4 * H, H) * normal(1, 4 * H, 1, scale=4).exp2()
-    launcher = fused._Launcher(draw((H, 1, 1, 1)))
+    launcher = launch.Launcher(draw((H, 1, 1, 1)))
+    no_input = dict.fromkeys(("w_ih", "b_ih", "b_hh")) | {"extra": 0, "D": 0, "driven": 0, "plain": 0}
+    shared = {"own_hh": 1, "own_ih": 0, "own_b_ih": 0, "own_b_hh": 0}
     for name, count, slices, more in (
-        ("pack_forward", C * 4 * 2 * C * 64, 2 * C, [0, H, 0, 0, 0, 1, 0, 0, 0]),
-        ("pack_backward", C * 4 * 8 * 32, 8, [H]),
+        ("pack_forward", C * 4 * 2 * C * 64, 2 * C, no_input | shared),
+        ("pack_backward", C * 4 * 8 * 32, 8, {}),
     ):
         packed, low = (torch.zeros(4 * count, dtype=torch.complex128) for _ in range(2))
-        none = [None] * 3 if name == "pack_forward" else []
-        launcher(name, count, 1, w_hh, *none, packed, low, C, *more)
+        launcher(name, count, 1, w_hh=w_hh, packed=packed, low=low, ctas=C, H=H, **more)
         high, rest = (torch.view_as_real(t).flatten() for t in (packed, low))
         assert high.half().double().equal(high), "high parts are halves"
         assert rest.half().double().equal(rest), "low parts are halves"
         both = (high + rest / 2048).sort().values
-        want = w_hh.view(4, -1) * (torch.tensor([1, 1, 2, 1]) * -emulator.constants("around").LOG2E)[:, None]
+        want = w_hh.view(4, -1) * (torch.tensor([1, 1, 2, 1]) * -emulator.constants("pack").LOG2E)[:, None]
         want = (want if name == "pack_forward" else w_hh).flatten().sort().values
         found = both[both != 0]
         assert len(found) == len(want), f"{slices} slices have each weight once"
@@ -459,8 +467,8 @@ def test_fine_sizes(machine, size):
 def test_fine_is_nearly_float32(machine, monkeypatch, case, H):
     """As the kernels round, in outputs and all gradients; without the low parts errors are far larger."""
     monkeypatch.setattr(emulator, "ROUND", True)
-    monkeypatch.setattr(fused, "CHUNK", 1)
-    monkeypatch.setattr(fused, "CHUNKS", 3)
+    monkeypatch.setattr(backward_module, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(backward_module, "MAX_CHUNKS", 3)
     T, B, more, lengths = 7, 3, {"without": plus()}, ()
     if case in ("momentum", "all"):
         more |= {"decay": decays(T, B), "step": 0.7}
@@ -513,7 +521,7 @@ def test_gate_space(machine, case, size):
     inputs = gate_space(case, size)
     run(inputs)
     run(inputs, needs=(False, *[True] * (op.TENSORS - 1)))
-    assert machine.launched("drive_backward")
+    assert machine.launched("momentum_backward")
 
 
 @pytest.mark.parametrize("case", ["decay-v0-n0-beta", "all"])
@@ -521,12 +529,12 @@ def test_gate_space(machine, case, size):
 @pytest.mark.parametrize("features", [2, 17], ids=["narrow", "wide"])
 def test_gate_space_in_chunks(machine, monkeypatch, case, features, fine):
     """Chunks of whole segments; rows that end in each of them."""
-    monkeypatch.setattr(fused, "CHUNK", 1)
-    monkeypatch.setattr(fused, "MANY", 0 if fine else 1 << 30)  # two channels a thread, or one
+    monkeypatch.setattr(backward_module, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(launch, "MANY_UNITS", 0 if fine else 1 << 30)  # two channels a thread, or one
     T, lengths = 33, (33, 32, 25, 24, 17, 16, 9, 8, 1)
     size = 5, len(lengths), T, features
     run(gate_space(case, size, lengths=lengths if case == "all" else (), fine=fine))
-    assert len(machine.launched("drive_backward")) == -(-T // fused.SPACING) > 1
+    assert len(machine.launched("momentum_backward")) == -(-T // constants.SPACING) > 1
 
 
 @pytest.mark.parametrize(
@@ -588,8 +596,8 @@ def test_filter(machine, T, B, D, packed, rows):
         return t[:, there]
 
     x, decay = normal(2, T, B, D), None if rows == 0 else 0.9 * decays(T, B if rows == 2 else 1)
-    size = fused.Sizes(2, T, B, N, 1, D, D + 1, 0)
-    launcher = fused._Launcher(draw((1, B, T, 1), lengths=lengths if packed else ()))
+    size = Sizes(2, T, B, N, 1, D, D + 1, 0)
+    launcher = launch.Launcher(draw((1, B, T, 1), lengths=lengths if packed else ()))
     v, tops = normal(2, N, D + 1), torch.zeros(2, D + 1, dtype=torch.complex128)
     launcher.filter(flat(x).contiguous(), decay, size, 0.7, v=v, largest=tops)
     ones = torch.cat([x, torch.ones(2, T, B, 1, dtype=F64)], -1)
@@ -624,8 +632,8 @@ def test_input_is_nearly_float32(machine, monkeypatch, features, momentum, fine)
     more = {"decay": decays(1, 1), "step": 0.7} if momentum else {}
     inputs = draw((9, 3, 1, features), fine=fine, **more)
     inputs = inputs._replace(h0=0 * inputs.h0, c0=0 * inputs.c0)
-    y, *_ = fused.forward(inputs, False)
-    want = op._run(inputs)[0]
+    y, *_ = forward(inputs, False)
+    want = definition.outputs(inputs)[0]
     assert_same(y, want, torch.float32)
     if fine:
         assert error([y], [want]) < 2e-7
@@ -635,12 +643,12 @@ def test_rounded(machine, monkeypatch):
     """As the kernels round, gradients of any size keep their precision."""
     monkeypatch.setattr(emulator, "ROUND", True)
     inputs = draw((40, 3, 12, 2))
-    y, h, c, *_, gates, cells, moments = fused.forward(inputs, True)
+    y, h, c, *_, gates, cells, moments = forward(inputs, True)
     rows = torch.tensor([1e-12, 1.0, 1e12], dtype=F64)[:, None]
     grads = [*(torch.randn_like(t) * rows for t in (y, h, c)), None, None, None]
     needs = [i in (0, 5, 6) for i in range(op.TENSORS)]
-    got = fused.backward(grads, (y, gates, cells, moments), inputs, needs)
-    want = op._gradients(grads, inputs, needs)
+    got = backward(grads, (y, gates, cells, moments), inputs, needs)
+    want = definition.gradients(grads, inputs, needs)
     for found, sought in zip(got, want, strict=True):
         if sought.numel():
             assert_same(found / rows, sought / rows, "TF32")
@@ -652,13 +660,13 @@ def test_rounded_and_packed(machine, monkeypatch):
     lengths = (12, 9, 8, 3, 1)
     more = extrapolated(5)
     inputs = draw((40, 5, 12, 2), lengths=lengths, **more)
-    y, h, c, z, _, _, *kept = fused.forward(inputs, True)
+    y, h, c, z, _, _, *kept = forward(inputs, True)
     rows = torch.tensor([1e-12, 1e12, 1e-9, 1e9, 1.0], dtype=F64)[:, None]
     needs = [i in (5, 6, 7) for i in range(op.TENSORS)]
     for given in ((1,), (2,), (3,), (1, 2, 3)):
         grads = [torch.randn_like(t) * rows if i in given else None for i, t in enumerate((y, h, c, z))]
-        got = fused.backward([*grads, None, None], (y, *kept), inputs, needs)
-        want = op._gradients([*grads, None, None], inputs, needs)
+        got = backward([*grads, None, None], (y, *kept), inputs, needs)
+        want = definition.gradients([*grads, None, None], inputs, needs)
         for found, sought in zip(got, want, strict=True):
             if sought.numel():
                 for b in range(5):
@@ -673,11 +681,11 @@ def test_gradients_that_grow(machine, monkeypatch):
     inputs = drawn._replace(
         x=0 * drawn.x, w_hh=30 * drawn.w_hh, b_ih=None, b_hh=None, h0=0 * drawn.h0, c0=0 * drawn.c0
     )
-    y, h, c, *_, gates, cells, moments = fused.forward(inputs, True)
+    y, h, c, *_, gates, cells, moments = forward(inputs, True)
     grads = None, torch.randn_like(h), torch.randn_like(c), None, None, None
     needs = [i in (0, 5, 6) for i in range(op.TENSORS)]
-    got = fused.backward(grads, (y, gates, cells, moments), inputs, needs)
-    want = op._gradients(grads, inputs, needs)
+    got = backward(grads, (y, gates, cells, moments), inputs, needs)
+    want = definition.gradients(grads, inputs, needs)
     assert want[5].norm() > 2.0**20 * grads[1].norm()
     for i in (0, 5, 6):
         assert (got[i] - want[i]).norm() < 2e-3 * want[i].norm()
@@ -689,7 +697,7 @@ def test_scales(machine, size, given):
     """Of each row and step: by the largest of two or three steps before, and of dy from then on."""
     H, B, T, _ = size
     inputs = draw(size)
-    y, h, c, *_, gates, cells, moments = fused.forward(inputs, True)
+    y, h, c, *_, gates, cells, moments = forward(inputs, True)
     # Gradients of all sizes.
     by_row, by_step = (normal(*shape, scale=n).exp2() for shape, n in (((B, 1), 10.0), ((T, 1, 1), 5.0)))
     grads = [
@@ -698,7 +706,7 @@ def test_scales(machine, size, given):
         torch.randn_like(c) * by_row,
     ]
     grads = [g if there else None for g, there in zip(grads, given, strict=True)]
-    fused.backward([*grads, None, None, None], (y, gates, cells, moments), inputs, (True,) * op.TENSORS)
+    backward([*grads, None, None, None], (y, gates, cells, moments), inputs, (True,) * op.TENSORS)
     (launch,) = machine.launched("lstm_backward")
     got = launch["scales"].data.reshape(T, B)
     assert launch["largest"].data[0, 0] == got.max()
@@ -836,10 +844,10 @@ MOMENTS = {
     "input of the step before": ("receive(t + 1, coming_z)", "receive(t, coming_z)"),
     "inputs that add up": ("coming_z[:] = 0", "pass"),
     "half of the elements": ("range(8):\n            n, gate", "range(4):\n            n, gate"),
-    "moments of another row": ("kept_moments + n * H * k.MOMENTS", "kept_moments + n * k.MOMENTS"),
-    "moments of the first segment": ("kept_moments += states * k.MOMENTS", "pass"),
+    "moments of another row": ("saved_moments + n * H * k.MOMENTS", "saved_moments + n * k.MOMENTS"),
+    "moments of the first segment": ("saved_moments += states * k.MOMENTS", "pass"),
     "moments of the step before": ("if k.KEEP and t % k.SPACING", "if k.KEEP and (t + 1) % k.SPACING"),
-    "v0 of another row": ("(replica * each_v * B + row + n) * 4", "(replica * each_v * B + row) * 4"),
+    "v0 of another row": ("(replica * own_v * B + row + n) * 4", "(replica * own_v * B + row) * 4"),
     "the last v a step ahead": (
         "put(t)\n        if k.MOMENT:\n            advance(t + 1, coming_z)\n",
         "if k.MOMENT:\n            advance(t + 1, coming_z)\n        put(t)\n",
@@ -865,7 +873,7 @@ def changed(old, new):
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_mutants_are_caught(machine, monkeypatch, mutant):
-    monkeypatch.setattr(fused, "_kernel", changed(*MUTANTS[mutant]).Machine().kernel)
+    monkeypatch.setattr(launch, "kernel", changed(*MUTANTS[mutant]).Machine().kernel)
     with pytest.raises(AssertionError):
         run(draw((70, 3, 6, 2), decay=decays(6, 3), step=0.7))
 
@@ -874,9 +882,9 @@ def test_mutants_are_caught(machine, monkeypatch, mutant):
 def test_other_mutants_are_caught(machine, monkeypatch, mutant):
     module = changed(*OTHERS[mutant]) if mutant else changed("", "")
     module.ROUND = True
-    monkeypatch.setattr(fused, "_kernel", module.Machine().kernel)
-    monkeypatch.setattr(fused, "CHUNK", 1)
-    monkeypatch.setattr(fused, "CHUNKS", 3)
+    monkeypatch.setattr(launch, "kernel", module.Machine().kernel)
+    monkeypatch.setattr(backward_module, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(backward_module, "MAX_CHUNKS", 3)
     lengths = 6, 5, 5, 3, 3, 1, 1, 1, 1
     T, B = 6, len(lengths)
     more = extrapolated(B) | {"decay": decays(T, B), "step": 0.7}
@@ -888,7 +896,7 @@ def test_other_mutants_are_caught(machine, monkeypatch, mutant):
 @pytest.mark.parametrize("mutant", [None, *MOMENTS])
 def test_mutants_of_moments_are_caught(machine, monkeypatch, mutant):
     module = changed(*MOMENTS[mutant]) if mutant else changed("", "")
-    monkeypatch.setattr(fused, "_kernel", module.Machine().kernel)
+    monkeypatch.setattr(launch, "kernel", module.Machine().kernel)
     inputs = gate_space("decay-v0-n0-beta", (5, 3, 19, 2), lengths=(19, 18, 4))
     with pytest.raises(AssertionError) if mutant else nullcontext():
         run(inputs)
@@ -903,16 +911,13 @@ def test_constants(ctas, fine):
     flags = {"CTAS": ctas, "FINE": fine, "PACKED": 0, "EXTRAPOLATED": 0}
     forward = emulator.constants("lstm_forward", **further("lstm_forward", 0), **flags)
     backward = emulator.constants("lstm_backward", **flags)
-    drive = emulator.constants("drive", FEATURES=1, MOMENT=2, FINE=fine, LEARNED=0)
-    assert fused.INPUTS == backward.INPUTS
     # What is on its way fits: gates and cells of some steps, dy of eight.
     assert backward.AHEAD * backward.PARTS * 20 + 8 * 8 <= backward.INPUTS
-    assert fused.WARPS == forward.WARPS == backward.WARPS
-    assert forward.UNITS == backward.UNITS == fused.WARPS * fused.TILE
-    assert fused.ctas(forward.WIDTH) == ctas
-    assert fused.WIDEST == 8 * forward.UNITS
-    assert fused.SPACING == forward.SPACING == drive.SPACING
-    assert forward.LOW == backward.LOW == 1 / fused.LOW
+    assert forward.UNITS == backward.UNITS == constants.WARPS * constants.TILE
+    assert cluster_size(forward.WIDTH) == ctas
+    assert constants.MAX_HIDDEN == 8 * forward.UNITS
+    shared = ("WARPS", "SPACING", "INPUTS", "FILTER_THREADS", "MOMENTUM_THREADS", "STEP_UNITS", "LOW")
+    assert all(getattr(constants, name) == getattr(forward, name) for name in shared)
     # All of it, static and dynamic, on a multiprocessor of 227 KB: of three CTAs, or of two that are fine.
     for file, k in (("lstm_forward", forward), ("lstm_backward", backward)):
         static = emulator.arrays(file, k)

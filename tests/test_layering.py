@@ -1,198 +1,149 @@
-"""Imports point down: the order of design, read from the sources; and what an import costs, reported."""
+"""Imports point down, in the order of design; and one file alone knows private names of torch. Both are read
+from the sources.
+"""
 
 import ast
-import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import momentumrnn
+PACKAGE = "momentumrnn"
+ROOT = Path(__file__).parent.parent / PACKAGE
 
-ROOT = Path(__file__).parent.parent / "momentumrnn"
-# Each module and the modules of ours that it may import. A new module needs a line here.
-MAY_IMPORT = {
-    "momentum": set(),
-    "cells": set(),
-    "packing": set(),
-    "backends.stack": {"momentum", "cells", "packing"},
-    "backends.reference": {"momentum", "cells", "backends.stack"},
-    "backends.recurrence": {"momentum", "cells", "packing", "backends.stack", "backends.reference"},
-    "backends.native": {
-        "momentum",
-        "cells",
-        "packing",
-        "backends.stack",
-        "backends.reference",
-        "backends.recurrence",
-    },
-    "kernels": set(),
-    "kernels.nvrtc": set(),
-    "kernels.inputs": set(),
-    "kernels.fused": {"kernels.inputs", "kernels.nvrtc"},
-    "kernels.op": {"kernels.fused", "kernels.inputs"},
-    "kernels.step": {"kernels.fused", "kernels.nvrtc"},
-    "backends.cuda": {"momentum", "cells", "packing", "kernels", "kernels.inputs", "backends.stack"},
-    "backends": {"momentum", "backends.stack", "backends.cuda", "backends.native", "backends.reference"},
-    "init": {"cells"},
-    "modules": {"momentum", "cells", "packing", "init", "backends", "backends.stack", "backends.reference"},
-    "streaming": {"backends", "cells", "kernels", "modules", "momentum"},
-    "names": {"modules", "momentum"},
-    "constraints": {"init", "modules", "momentum"},
-    "api": {"cells", "constraints", "init", "modules", "momentum", "names", "streaming"},
-    "": {"api"},
-    "provenance": {"__version__"},
-    "spelling": set(),
-    "bench": {"backends", "cells", "constraints", "modules", "momentum", "provenance", "spelling"},
-    "experiments.data": {"spelling"},
-    "experiments.tasks.base": set(),
-    "experiments.tasks.synthetic": {"experiments.tasks.base"},
-    "experiments.tasks.mnist": {"experiments.data", "experiments.tasks.base"},
-    "experiments.tasks": {"experiments.tasks.base", "experiments.tasks.mnist", "experiments.tasks.synthetic"},
-    "experiments.config": {"cells", "init", "momentum", "spelling", "experiments.tasks"},
-    "experiments.models": {"constraints", "modules", "experiments.config", "experiments.tasks"},
-    "experiments.replicas": {
-        "backends",
-        "constraints",
-        "experiments.config",
-        "experiments.models",
-        "experiments.tasks",
-    },
-    "experiments.folders": {"experiments.config"},
-    "experiments.trainer": {
-        "constraints",
-        "provenance",
-        "experiments.config",
-        "experiments.folders",
-        "experiments.models",
-        "experiments.replicas",
-        "experiments.tasks",
-    },
-    "experiments.paper": {"cells", "init", "momentum", "spelling", "experiments.config", "experiments.tasks"},
-    "experiments.exhibits": {"cells", "momentum", "spelling", "experiments.config", "experiments.paper"},
-    "experiments.demo": {"init", "momentum", "experiments.config", "experiments.tasks"},
-    "experiments.pace": {
-        "experiments.config",
-        "experiments.models",
-        "experiments.replicas",
-        "experiments.tasks",
-        "experiments.tasks.mnist",
-        "experiments.trainer",
-    },
-    "experiments.cost": {
-        "bench",
-        "provenance",
-        "spelling",
-        "experiments.config",
-        "experiments.folders",
-        "experiments.models",
-        "experiments.paper",
-        "experiments.replicas",
-        "experiments.tasks",
-        "experiments.tasks.mnist",
-        "experiments.trainer",
-    },
-    "experiments.report.gather": {"experiments.config", "experiments.folders", "experiments.trainer"},
-    "experiments.report.numbers": {"experiments.paper"},
-    "experiments.report.tables": {
-        "experiments.config",
-        "experiments.demo",
-        "experiments.exhibits",
-        "experiments.paper",
-        "experiments.report.gather",
-        "experiments.report.numbers",
-    },
-    "experiments.report.findings": {
-        "experiments.exhibits",
-        "experiments.paper",
-        "experiments.report.gather",
-        "experiments.report.numbers",
-        "experiments.report.tables",
-    },
-    "experiments.report.curves": {
-        "experiments.demo",
-        "experiments.exhibits",
-        "experiments.paper",
-        "experiments.report.gather",
-        "experiments.report.tables",
-    },
-    "experiments.report.bars": {"experiments.exhibits", "experiments.report.gather"},
-    "experiments.report.drawings": {"experiments.tasks"},
-    "experiments.report.figures": {"experiments.report.bars", "experiments.report.curves"},
-    "experiments.report.content": {
-        "experiments.demo",
-        "experiments.exhibits",
-        "experiments.paper",
-        "experiments.report.bars",
-        "experiments.report.curves",
-        "experiments.report.findings",
-        "experiments.report.gather",
-        "experiments.report.tables",
-    },
-    "experiments.report.text": {"experiments.report.content", "experiments.report.tables"},
-    "experiments.report.page": {
-        "experiments.report.bars",
-        "experiments.report.content",
-        "experiments.report.curves",
-        "experiments.report.drawings",
-        "experiments.report.tables",
-    },
-    "experiments.report": {
-        "__version__",
-        "experiments.exhibits",
-        "experiments.folders",
-        "experiments.report.content",
-        "experiments.report.drawings",
-        "experiments.report.figures",
-        "experiments.report.gather",
-        "experiments.report.page",
-        "experiments.report.text",
-    },
-    "experiments.plan": {
-        "spelling",
-        "experiments.config",
-        "experiments.demo",
-        "experiments.exhibits",
-        "experiments.pace",
-        "experiments.paper",
-        "experiments.report.gather",
-    },
-    "experiments": {"experiments.config", "experiments.models", "experiments.tasks", "experiments.trainer"},
-    "cli": set(),
-    "cli.words": set(),
-    "cli.display": {"experiments", "experiments.config", "experiments.trainer", "cli.words"},
-    "cli.bench": {"bench", "cli.words"},
-    "cli.data": {"experiments.data", "cli.words"},
-    "cli.run": {
-        "experiments",
-        "experiments.config",
-        "experiments.data",
-        "experiments.folders",
-        "experiments.paper",
-        "experiments.trainer",
-        "cli.display",
-        "cli.words",
-    },
-    "cli.recipes": {"experiments.paper", "cli.run", "cli.words"},
-    "cli.runs": {"experiments", "experiments.config", "experiments.folders", "cli.words"},
-    "cli.report": {"experiments.folders", "experiments.report", "experiments.report.bars", "cli.words"},
-    "cli.reproduce": {
-        "provenance",
-        "experiments.cost",
-        "experiments.data",
-        "experiments.exhibits",
-        "experiments.folders",
-        "experiments.plan",
-        "experiments.report",
-        "experiments.report.gather",
-        "experiments.report.tables",
-        "experiments.trainer",
-        "cli.display",
-        "cli.report",
-        "cli.words",
-    },
-    "__main__": {"__version__", "cli.words"},
+# The library from the bottom up: a module imports from the lines above its own, never from its own line.
+KERNELS = [
+    "kernels.constants kernels.inputs kernels.nvrtc kernels.overlap",
+    "kernels.sizes kernels.definition",
+    "kernels.launch",
+    "kernels.operands kernels.step",
+    "kernels.forward kernels.momentum_backward",
+    "kernels.backward",
+    "kernels.op",
+]
+LIBRARY = [
+    "backends kernels checks cuda_graph provenance repr_parser torch_internals",
+    "momentum cells packing",
+    "init state",
+    "validation",
+    "backends.stack",
+    "backends.reference",
+    "backends.double_backward backends.time_chunks",
+    "backends.chunked_moments backends.chunked_steps",
+    "backends.chunked",
+    "backends.native",
+    *KERNELS,
+    "backends.cuda",
+    "backends.registry",
+    "recurrent_module",
+    "recurrent_layer step_cells",
+    "layers",
+    "stream_engines constraints paper_names",
+    "streaming",
+    "api",
+    "modules names spelling",
+]
+# Modules, and packages with all that is in them, which not everyone further down in the list may import.
+ONLY_FOR = {
+    "kernels": "kernels backends.cuda",
+    "kernels.step": "stream_engines",
+    "backends.cuda": "backends.registry",
+    "backends.native": "backends.registry",
+    "backends.chunked": "backends.native",
+    "backends.chunked_moments": "backends.chunked backends.native",
+    "backends.chunked_steps": "backends.chunked backends.native",
+    "backends.double_backward": "backends.chunked backends.native",
+    "backends.time_chunks": "backends.chunked backends.chunked_moments backends.chunked_steps",
+    "init": "validation recurrent_module recurrent_layer layers step_cells constraints api",
+    "state": "recurrent_module recurrent_layer layers step_cells stream_engines streaming api modules",
+    "validation": "recurrent_module recurrent_layer layers step_cells streaming constraints",
+    "cuda_graph": "stream_engines",
+    "stream_engines": "streaming",
+    "provenance": "",
+    "repr_parser": "spelling",
+    "streaming": "api",
+    "constraints": "api",
+    "paper_names": "api names",
+    "api": "",
 }
+# The rest: each module, and the modules of ours that it may import.
+BENCH = {
+    "bench": """bench.cases bench.failures bench.memory bench.options bench.parity bench.rivals bench.table
+        bench.timing provenance""",
+    "bench.cases": "cells constraints layers momentum",
+    "bench.failures": "",
+    "bench.memory": "bench.cases bench.rivals",
+    "bench.options": "backends.registry momentum repr_parser bench.cases",
+    "bench.parity": "layers momentum bench.cases bench.rivals",
+    "bench.rivals": "cells layers bench.cases",
+    "bench.table": "bench.timing",
+    "bench.timing": "cuda_graph bench.cases bench.failures bench.parity",
+}
+EXPERIMENTS = {
+    "experiments.data": "repr_parser",
+    "experiments.tasks.base": "",
+    "experiments.tasks.synthetic": "experiments.tasks.base",
+    "experiments.tasks.mnist": "experiments.data experiments.tasks.base",
+    "experiments.tasks": "experiments.tasks.base experiments.tasks.mnist experiments.tasks.synthetic",
+    "experiments.config": "cells init momentum repr_parser experiments.tasks",
+    "experiments.models": "constraints layers experiments.config experiments.tasks",
+    "experiments.replicas": """backends.registry constraints cuda_graph experiments.config experiments.models
+        experiments.tasks""",
+    "experiments.folders": "experiments.config",
+    "experiments.trainer": """constraints provenance experiments.config experiments.folders experiments.models
+        experiments.replicas experiments.tasks""",
+    "experiments.paper": "cells init momentum repr_parser experiments.config experiments.tasks",
+    "experiments.exhibits": "cells momentum repr_parser experiments.config experiments.paper",
+    "experiments.demo": "init momentum experiments.config experiments.tasks",
+    "experiments.pace": """experiments.config experiments.models experiments.replicas experiments.tasks
+        experiments.tasks.mnist experiments.trainer""",
+    "experiments.cost": """cuda_graph provenance repr_parser bench experiments.config experiments.folders
+        experiments.models experiments.paper experiments.replicas experiments.tasks
+        experiments.tasks.mnist experiments.trainer""",
+    "experiments.report.gather": "experiments.config experiments.folders experiments.trainer",
+    "experiments.report.numbers": "experiments.paper",
+    "experiments.report.tables": """experiments.config experiments.demo experiments.exhibits experiments.paper
+        experiments.report.gather experiments.report.numbers""",
+    "experiments.report.findings": """experiments.exhibits experiments.paper experiments.report.gather
+        experiments.report.numbers experiments.report.tables""",
+    "experiments.report.curves": """experiments.demo experiments.exhibits experiments.paper
+        experiments.report.gather experiments.report.tables""",
+    "experiments.report.bars": "experiments.exhibits experiments.report.gather",
+    "experiments.report.drawings": "experiments.tasks",
+    "experiments.report.figures": "experiments.report.bars experiments.report.curves",
+    "experiments.report.content": """experiments.demo experiments.exhibits experiments.paper
+        experiments.report.bars experiments.report.curves experiments.report.findings
+        experiments.report.gather experiments.report.tables""",
+    "experiments.report.text": "experiments.report.content experiments.report.tables",
+    "experiments.report.page": """experiments.report.bars experiments.report.content experiments.report.curves
+        experiments.report.drawings experiments.report.tables""",
+    "experiments.report": """experiments.exhibits experiments.folders experiments.report.content
+        experiments.report.drawings experiments.report.figures experiments.report.gather
+        experiments.report.page experiments.report.text""",
+    "experiments.plan": """repr_parser experiments.config experiments.demo experiments.exhibits
+        experiments.pace experiments.paper experiments.report experiments.report.gather""",
+    "experiments": "experiments.config experiments.models experiments.tasks experiments.trainer",
+}
+CLI = {
+    "cli": "",
+    "cli.words": "",
+    "cli.display": "experiments experiments.config experiments.trainer cli.words",
+    "cli.bench": "bench cli.words",
+    "cli.data": "experiments experiments.data cli.words",
+    "cli.run": """experiments experiments.config experiments.data experiments.folders experiments.paper
+        experiments.trainer cli.display cli.words""",
+    "cli.recipes": "experiments experiments.paper cli.run cli.words",
+    "cli.runs": "experiments experiments.config experiments.folders cli.words",
+    "cli.report": "experiments experiments.folders experiments.report experiments.report.bars cli.words",
+    "cli.reproduce": """provenance experiments experiments.cost experiments.data experiments.exhibits
+        experiments.folders experiments.plan experiments.report experiments.report.gather
+        experiments.report.tables experiments.trainer cli.display cli.report cli.words""",
+    "__main__": "cli.words",
+}
+MAY_IMPORT = {name: set(names.split()) for name, names in ({"": "api"} | BENCH | EXPERIMENTS | CLI).items()}
+# Their imports are in a table, so they can't be read here; `test_imports` runs them.
+DYNAMIC = {"", "__main__", "modules"}
 # What each part may import beside torch, numpy and the standard library, most of it where it is used.
 EXTRAS = {
     "__main__": {"tyro"},
@@ -201,76 +152,291 @@ EXTRAS = {
 }
 
 
-def module(path):
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix("__init__").removesuffix(".")
+def modules(root: Path) -> dict[str, Path]:
+    """The modules of the package by their names without its own, which is "" then."""
+    paths = {path: path.relative_to(root).with_suffix("").parts for path in sorted(root.rglob("*.py"))}
+    return {".".join(parts[:-1] if parts[-1] == "__init__" else parts): p for p, parts in paths.items()}
 
 
-def imports(path):
-    """All modules imported in a file: ours without the package's name, others by their first word."""
-    package = module(path).split(".") if path.name == "__init__.py" else module(path).split(".")[:-1]
-    package = [p for p in package if p]
-    ours, others = set(), set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            others |= {name.name.split(".")[0] for name in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            others.add(node.module.split(".")[0])
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1]
-            if node.module:
-                ours.add(".".join([*base, node.module]))
+def packages(name: str) -> Iterator[str]:
+    """All packages that a module is in, but for the outermost."""
+    while "." in name:
+        name = name.rpartition(".")[0]
+        yield name
+
+
+class Imports(ast.NodeVisitor):
+    """What one module imports, wherever in it: `ours` are modules of the package, `others` first words."""
+
+    def __init__(self, name: str, known: dict[str, Path]) -> None:
+        self.name, self.known = name, known
+        self.is_package = self.known[name].name == "__init__.py"
+        self.ours, self.others, self.dynamic = set(), set(), False
+        self.visit(ast.parse(self.known[name].read_text()))
+
+    def visit_If(self, node: ast.If) -> None:
+        # A package whose names are loaded late must tell a type checker what they are.
+        for_types = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for child in node.orelse if for_types and self.name == "" else [node.test, *node.body, *node.orelse]:
+            self.visit(child)
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            self.add(alias.name)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        base = self.absolute("." * node.level + (node.module or ""))
+        for alias in node.names:
+            self.add(base, alias.name)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if called in ("import_module", "__import__"):
+            if isinstance(node.args[0], ast.Constant):
+                self.add(self.absolute(node.args[0].value))
             else:
-                ours |= {".".join([*base, name.name]) for name in node.names}
-    return ours, others
+                self.dynamic = True
+        self.generic_visit(node)
+
+    def absolute(self, target: str) -> str:
+        """`..x` in this module, from the package's name on."""
+        words = target.lstrip(".")
+        level = len(target) - len(words)
+        if not level:
+            return words
+        own = [PACKAGE, *self.name.split(".")] if self.name else [PACKAGE]
+        base = own if self.is_package else own[:-1]
+        return ".".join([*base[: len(base) + 1 - level], *([words] if words else [])])
+
+    def add(self, target: str, attribute: str = "") -> None:
+        first, _, name = target.partition(".")
+        if first != PACKAGE:
+            self.others.add(first)
+            return
+        if attribute:
+            inner = f"{name}.{attribute}".lstrip(".")
+            if inner in self.known:
+                name = inner
+            elif not name:
+                # All other names of the package itself are loaded by way of `api`.
+                name = "" if attribute == "__version__" else "api"
+        # An import also runs the packages on the way, unless they run already.
+        running = {"", self.name, *packages(self.name)}
+        on_the_way = {package for package in packages(name) if self.imports_something(package)}
+        self.ours |= {name, *on_the_way} - running
+
+    def imports_something(self, package: str) -> bool:
+        tree = ast.parse(self.known[package].read_text())
+        return any(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.walk(tree))
 
 
-FILES = sorted(ROOT.rglob("*.py"))
+def within(name: str, parts: str) -> bool:
+    """Whether a module is one of these, or in one of these packages."""
+    return any(name == part or name.startswith(f"{part}.") for part in parts.split())
 
 
-@pytest.mark.parametrize("path", FILES, ids=[module(p) or "momentumrnn" for p in FILES])
-def test_imports_point_down(path):
-    ours, others = imports(path)
-    assert ours <= MAY_IMPORT[module(path)]
-    assert "momentumrnn" not in others
-    assert others <= {"torch", "numpy", *EXTRAS.get(module(path).split(".")[0], ())} | sys.stdlib_module_names
+def allowed(name: str) -> set[str]:
+    """The modules of ours that a module may import."""
+    if name in MAY_IMPORT:
+        return MAY_IMPORT[name]
+    height = next(i for i, line in enumerate(LIBRARY) if name in line.split())
+    lower = {other for line in LIBRARY[:height] for other in line.split()}
+    return {other for other in lower if visible(other, name)}
 
 
-def test_the_command_line_starts_without_torch():
-    """So that help and refusals come at once."""
-    code = "import sys, momentumrnn.__main__; print(*sorted({'torch', 'rich'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
+def visible(other: str, name: str) -> bool:
+    """Whether `ONLY_FOR` lets a module import another; its longest entry decides."""
+    entries = [part for part in ONLY_FOR if within(other, part)]
+    return not entries or within(name, ONLY_FOR[max(entries, key=len)])
 
 
-def test_the_package_has_the_names_of_its_api():
-    from momentumrnn import api
+def violations(root: Path) -> dict[str, set[str]]:
+    """For each module the imports of ours that it may not have."""
+    known = modules(root)
+    found = {name: Imports(name, known).ours - allowed(name) for name in known}
+    return {name: wrong for name, wrong in found.items() if wrong}
 
-    assert set(api.__all__) <= set(dir(momentumrnn))
-    assert all(getattr(momentumrnn, name) is getattr(api, name) for name in api.__all__)
-    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-        momentumrnn.nonsense  # noqa: B018
+
+FILES = modules(ROOT)
+every_module = pytest.mark.parametrize("name", FILES, ids=lambda name: name or PACKAGE)
+
+
+@every_module
+def test_imports_point_down(name):
+    imports = Imports(name, FILES)
+    assert imports.ours <= allowed(name)
+    assert imports.others <= {"torch", "numpy", *EXTRAS.get(name.split(".")[0], ())} | sys.stdlib_module_names
+    assert not imports.dynamic or name in DYNAMIC
 
 
 def test_the_table_is_complete():
-    assert {module(p) for p in FILES} == set(MAY_IMPORT)
+    listed = [name for line in LIBRARY for name in line.split()] + list(MAY_IMPORT)
+    assert sorted(listed) == sorted(FILES)
+    mentioned = {name for names in (*ONLY_FOR, *ONLY_FOR.values()) for name in names.split()}
+    assert mentioned | set().union(*MAY_IMPORT.values()) <= set(FILES)
 
 
-def test_momentum_and_cells_never_meet():
-    """v never sees h, and h never sees x."""
-    assert "cells" not in MAY_IMPORT["momentum"]
-    assert "momentum" not in MAY_IMPORT["cells"]
+def test_what_the_order_means():
+    """What must stay apart, said once more in the words of the design."""
+    assert "cells" not in allowed("momentum")  # v never sees h, and h never sees x
+    assert "momentum" not in allowed("cells")
+    assert not {n for n in allowed("layers") if within(n, "kernels backends.cuda backends.native api")}
+    kernels = {n for n in allowed("stream_engines") if within(n, "kernels backends.cuda")}
+    assert kernels == {"kernels.step"}
+    for name in (n for line in LIBRARY for n in line.split()):
+        assert not {n for n in allowed(name) if within(n, "bench experiments cli __main__")}
+    # The operator's form in plain torch uses the one definition.
+    assert {"backends.reference", "momentum", "cells"} <= allowed("kernels.definition")
 
 
-def test_what_an_import_brings(record_property):
-    """Nothing but torch, numpy and the standard library; the time beside torch's is reported, not judged."""
-    code = (
-        "import sys, time; import torch; before = set(sys.modules); t = time.perf_counter();"
-        "import momentumrnn; momentumrnn.LSTM; t = time.perf_counter() - t;"
-        "new = {m.split('.')[0] for m in set(sys.modules) - before} - set(sys.stdlib_module_names);"
-        "print(t, *sorted(new))"
+@pytest.fixture
+def tree(tmp_path):
+    """The package with empty modules."""
+    for path in FILES.values():
+        copy = tmp_path / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "wrong"),
+    [
+        ("layers", "from .backends import cuda", "backends.cuda"),
+        ("layers", "from .backends.cuda import run", "backends.cuda"),
+        ("layers", "from .kernels import op", "kernels.op"),
+        ("layers", "def late():\n    from .kernels import op", "kernels.op"),
+        ("layers", "from . import LSTM", "api"),
+        ("layers", "from momentumrnn import HeavyBall", "api"),
+        ("layers", "import momentumrnn.streaming", "streaming"),
+        ("layers", "import momentumrnn.experiments.config as c", "experiments.config"),
+        ("layers", "import importlib\nimportlib.import_module('.api', __package__)", "api"),
+        ("layers", "if TYPE_CHECKING:\n    from .api import LSTM", "api"),
+        ("momentum", "from . import cells", "cells"),
+        ("cells", "from .momentum import HeavyBall", "momentum"),
+        ("backends", "from . import registry", "backends.registry"),
+        ("backends.reference", "from . import chunked", "backends.chunked"),
+        ("backends.reference", "from .. import layers", "layers"),
+        ("backends.native", "from ..kernels import op", "kernels.op"),
+        ("kernels.nvrtc", "from ..backends import cuda", "backends.cuda"),
+        ("stream_engines", "from .kernels import op, step", "kernels.op"),
+        ("experiments.folders", "from .report import gather", "experiments.report.gather"),
+        ("cli.data", "from ..experiments.report.gather import plain", "experiments.report.gather"),
+    ],
+)
+def test_forbidden_imports_are_seen(name, line, wrong, tree):
+    """In a package of empty modules with one such line, that line is refused, and it alone."""
+    assert violations(tree) == {}
+    modules(tree)[name].write_text(line)
+    assert violations(tree) == {name: {wrong}}
+
+
+def test_allowed_imports_are_not_refused(tree):
+    files = modules(tree)
+    files["layers"].write_text(
+        "import torch\nfrom .backends import registry\nfrom .backends.stack import Network"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    seconds, *new = done.stdout.split()
-    print(f"import momentumrnn after torch: {float(seconds):.3f} s")
-    record_property("import_seconds", seconds)
-    assert new == ["momentumrnn"]
+    files["provenance"].write_text("from . import __version__")
+    files[""].write_text("if TYPE_CHECKING:\n    from .experiments import Config")
+    assert violations(tree) == {}
+
+
+def test_packages_on_the_way_count(tmp_path):
+    """An import of `experiments.report.gather` runs `experiments.report`, if there is something to run."""
+    for package in ("", "experiments", "experiments/report", "cli"):
+        (tmp_path / package).mkdir(exist_ok=True)
+        (tmp_path / package / "__init__.py").touch()
+    (tmp_path / "experiments/report/gather.py").touch()
+    (tmp_path / "experiments/plan.py").write_text("from .report.gather import gather")
+    files = modules(tmp_path)
+    assert Imports("experiments.plan", files).ours == {"experiments.report.gather"}
+    (tmp_path / "experiments/report/__init__.py").write_text("import torch")
+    assert Imports("experiments.plan", files).ours == {
+        "experiments.report",
+        "experiments.report.gather",
+    }
+
+
+# Private names of torch
+
+OF_MODULES = {"_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"}
+OF_FUNCTIONS = {"_dynamo_marked_constant"}
+
+
+def is_private(word: str) -> bool:
+    return word.startswith("_") and not word.startswith("__")
+
+
+def private_names(source: str) -> set[str]:
+    """The private names of torch that a source uses: imported, or as attributes of what torch has."""
+    nodes = list(ast.walk(ast.parse(source)))
+    imported = dict(pair for node in nodes for pair in torch_imports(node))
+    used = set(imported.values())
+    for node in nodes:
+        path = dotted(node)
+        if isinstance(node, ast.Call) and path in (["getattr"], ["hasattr"], ["setattr"]):
+            of, name, *_ = node.args
+            path = [*dotted(of), name.value] if isinstance(name, ast.Constant) else []
+        if path and path[0] in imported:
+            used.add(".".join([imported[path[0]], *map(str, path[1:])]))
+    private = {name for name in used if any(map(is_private, name.split(".")))}
+    # `torch._C` is a part of `torch._C.name`: the whole says it all.
+    whole = {name for name in private if not any(other.startswith(f"{name}.") for other in private)}
+    attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    return whole | (attributes & (OF_MODULES | OF_FUNCTIONS))
+
+
+def torch_imports(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """What an import binds of torch: the name here, and the name there."""
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            if alias.name.split(".")[0] == "torch":
+                yield alias.asname or alias.name, alias.name
+                yield from () if alias.asname else [("torch", "torch")]
+    elif isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] == "torch":
+        for alias in node.names:
+            yield alias.asname or alias.name, f"{node.module}.{alias.name}"
+
+
+def dotted(node: ast.AST) -> list[str]:
+    """["torch", "nn", "Module"] of such an expression, or of a call of it; empty if it begins otherwise."""
+    if isinstance(node, ast.Call):
+        return dotted(node.func)
+    if isinstance(node, ast.Attribute):
+        start = [] if isinstance(node.value, ast.Call) else dotted(node.value)
+        return [*start, node.attr] if start else []
+    return [node.id] if isinstance(node, ast.Name) else []
+
+
+@every_module
+def test_only_one_file_knows_private_names_of_torch(name):
+    found = private_names(FILES[name].read_text())
+    assert found == set() or name == "torch_internals"
+
+
+FLAG = "torch.compiler._is_exporting_flag"
+FUNCTION = "torch.autograd.function._SingleLevelFunction"
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import torch\ntorch._C._cuda_getDevice()", {"torch._C._cuda_getDevice"}),
+        ("import torch as t\nt.compiler._is_exporting_flag", {FLAG}),
+        ("import torch.compiler as c\nc._is_exporting_flag", {FLAG}),
+        ("import torch\ngetattr(torch.compiler, '_is_exporting_flag', False)", {FLAG}),
+        ("from torch.autograd.function import _SingleLevelFunction", {FUNCTION}),
+        ("from torch.autograd import function as f\nclass F(f._SingleLevelFunction): pass", {FUNCTION}),
+        ("from torch.autograd import forward_ad as f\nf._level", {"torch.autograd.forward_ad._level"}),
+        ("from torch._functorch.utils import x", {"torch._functorch.utils.x"}),
+        ("import torch._dynamo", {"torch._dynamo"}),
+        ("def f():\n    from torch import _C", {"torch._C"}),
+        ("import torch\ndef f(x: torch._C.DispatchKeySet): pass", {"torch._C.DispatchKeySet"}),
+        ("f._dynamo_marked_constant = True", {"_dynamo_marked_constant"}),
+        ("'parametrizations' in layer._modules", {"_modules"}),
+        ("import torch\ntorch.__version__, torch.nn.Module.__init__", set()),
+        ("self._weights, state._replace(k=1)", set()),
+    ],
+)
+def test_private_names_are_seen(source, found):
+    assert private_names(source) == found

@@ -176,22 +176,56 @@ def test_where_the_cache_is(tmp_path, monkeypatch):
     assert "~" not in str(nvrtc._folder())
 
 
-def test_packing():
-    x = torch.zeros(3)
-    packed = nvrtc.pack([x, None, -5, 1.5, True])
+DECLARED = """
+extern "C" __global__ void __launch_bounds__(128, A ? 5 : 0)
+    mix(const float *__restrict__ x,  // (N, D), or null
+        unsigned *y, int n, float scale, int last) {}
+extern "C" __global__ void nothing() {}
+"""
+GIVEN = {"y": None, "x": torch.zeros(3), "n": -5, "scale": 1.5, "last": True}
+ADD = nvrtc.Signature("add", {"x": "pointer", "n": "int"})
+NONE = nvrtc.Signature("none", {})
+
+
+def test_a_signature_is_read_from_the_source():
+    kinds = nvrtc.signature(DECLARED, "mix").kinds
+    expected = {"x": "pointer", "y": "pointer", "n": "int", "scale": "float", "last": "int"}
+    assert list(kinds.items()) == list(expected.items())
+    assert nvrtc.signature(DECLARED, "nothing").kinds == {}
+    with pytest.raises(LookupError, match="no kernel other"):
+        nvrtc.signature(DECLARED, "other")
+
+
+def test_arguments_are_packed_by_name():
+    signature = nvrtc.signature(DECLARED, "mix")
+    packed = signature.pack(GIVEN)
     values = ctypes.addressof(packed) + 5 * 8
     assert list(packed[:5]) == [values + 8 * i for i in range(5)]
     pointer, null, *rest = struct.unpack("=QQi4xf4xi4x", ctypes.string_at(values, 40))
-    assert (pointer, null, rest) == (x.data_ptr(), 0, [-5, 1.5, 1])
-    assert len(nvrtc.pack([])) == 0
+    assert (pointer, null, rest) == (GIVEN["x"].data_ptr(), 0, [-5, 1.5, 1])
+    assert packed[signature.place("x")] == pointer
+    assert len(NONE.pack({})) == 0
 
 
 @pytest.mark.parametrize(
-    ("bad", "error"), [(2**31, struct.error), (1e300, OverflowError), ("x", TypeError), (1j, TypeError)]
+    ("change", "message"),
+    [
+        ({"n": 2**31}, "mix: a number does not fit into 32 bits"),
+        ({"scale": 1e300}, "mix: a number does not fit into 32 bits"),
+        ({"n": 1.5}, "mix: n should be of kind int, got float"),
+        ({"n": torch.zeros(1)}, "mix: n should be of kind int, got Tensor"),
+        ({"scale": "x"}, "mix: scale should be of kind float, got str"),
+        ({"x": 5}, "mix: x should be of kind pointer, got int"),
+        ({"m": 1}, "mix lacks the arguments none; it does not know m"),
+        ({"n": ...}, "mix lacks the arguments n; it does not know none"),
+        ({"n": ..., "m": 1}, "mix lacks the arguments n; it does not know m"),
+    ],
 )
-def test_packing_refuses(bad, error):
-    with pytest.raises(error):
-        nvrtc.pack([bad])
+def test_other_arguments_are_refused(change, message):
+    """... stands for one that is left out."""
+    given = {name: value for name, value in (GIVEN | change).items() if value is not ...}
+    with pytest.raises(TypeError, match=message):
+        nvrtc.signature(DECLARED, "mix").pack(given)
 
 
 class Driver:
@@ -232,11 +266,11 @@ def driver(monkeypatch):
 @pytest.mark.parametrize(("device", "lost"), [(0, None), (0, "cuLaunchKernel"), (1, None)])
 def test_launch(driver, device, lost):
     """On the current stream, and in the device's context where that isn't current; nothing waits."""
-    kernel = nvrtc.Kernel("add", device, 11, 22)
+    kernel = nvrtc.Kernel("add", device, ADD, 11, 22)
     assert (kernel.registers, kernel.local_bytes) == (40, 0)
     driver.calls.clear()
     driver.lost = lost
-    kernel((3, 2, 1), 256, [None, 5], shared=48 * 1024)
+    kernel((3, 2, 1), 256, {"n": 5, "x": None}, shared=48 * 1024)
     alone, within = ["cuLaunchKernel"], ["cuCtxPushCurrent_v2", "cuLaunchKernel", "cuCtxPopCurrent_v2"]
     assert driver.names() == (alone * (lost is not None) + within if device or lost else alone)
     assert all(call[1] == 11 for call in driver.calls if call[0] == "cuCtxPushCurrent_v2")
@@ -247,24 +281,24 @@ def test_launch(driver, device, lost):
 
 
 def test_the_limit_of_shared_memory_is_raised_once(driver):
-    kernel = nvrtc.Kernel("add", 0, 11, 22)
+    kernel = nvrtc.Kernel("add", 0, NONE, 11, 22)
     for shared in (0, 1000, 100_000, 100_000, 90_000):
-        kernel((1, 1, 1), 32, [], shared)
+        kernel((1, 1, 1), 32, {}, shared)
     calls = [call[2:] for call in driver.calls if call[0] == "cuFuncSetAttribute"]
     assert calls == [(9, 100), (8, 100_000)]
 
 
 def test_shared_memory_for_one_alone(driver):
-    assert nvrtc.Kernel("add", 0, 11, 22).alone == 227 * 1024 - 1000
+    assert nvrtc.Kernel("add", 0, NONE, 11, 22).alone == 227 * 1024 - 1000
 
 
 @pytest.mark.parametrize("fail", ["cuCtxPushCurrent_v2", "cuLaunchKernel", "cuFuncSetAttribute"])
 def test_errors_of_the_driver(driver, fail):
-    kernel = nvrtc.Kernel("add", 1, 11, 22)
+    kernel = nvrtc.Kernel("add", 1, NONE, 11, 22)
     driver.calls.clear()
     driver.fail = fail
     with pytest.raises(RuntimeError, match="CUDA's driver returned error 700: ErrorName, ErrorString"):
-        kernel((1, 1, 1), 32, [], 100_000)
+        kernel((1, 1, 1), 32, {}, 100_000)
     # What was pushed is popped.
     pushed = 0 if fail == "cuCtxPushCurrent_v2" else driver.names().count("cuCtxPushCurrent_v2")
     assert driver.names().count("cuCtxPopCurrent_v2") == pushed
@@ -311,17 +345,17 @@ def test_threads_load_once(driver, monkeypatch):
 
     def work():
         barrier.wait()
-        loaded.append(nvrtc.load("source", "add", (("H", 1),), 0))
+        loaded.append(nvrtc.load(SOURCE, "add", (("H", 1),), 0))
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert made == [("source", (("H", 1),), 0)]
+    assert made == [(SOURCE, (("H", 1),), 0)]
     assert len(loaded) == 8
     assert len(set(loaded)) == 1
-    assert nvrtc.load("source", "add", (("H", 1),), 1) is not loaded[0]
+    assert nvrtc.load(SOURCE, "add", (("H", 1),), 1) is not loaded[0]
 
 
 @pytest.mark.parametrize("compiler", ["nvrtc", "nvcc"])
@@ -379,10 +413,10 @@ def on_gpu(test):
 @on_gpu
 def test_gpu_launch(kernel):
     x, y = torch.randn(1000, device="cuda"), torch.zeros(1000, device="cuda")
-    kernel("add")((4, 1, 1), 256, [y, x, 900, 0.5])
+    kernel("add")((4, 1, 1), 256, {"y": y, "x": x, "n": 900, "scale": 0.5})
     assert torch.equal(y, torch.cat([x[:900] * 0.5 + 2, torch.zeros(100, device="cuda")]))
-    kernel("add")((4, 1, 1), 256, [y, None, 0, 0.5])
-    kernel("add")((4, 1, 1), 256, [x.zero_(), None, 1000, 0.5])
+    kernel("add")((4, 1, 1), 256, {"y": y, "x": None, "n": 0, "scale": 0.5})
+    kernel("add")((4, 1, 1), 256, {"y": x.zero_(), "x": None, "n": 1000, "scale": 0.5})
     assert torch.equal(x, torch.full_like(x, 2.5))
 
 
@@ -391,10 +425,10 @@ def test_gpu_shared(kernel):
     """Of 100 KB, and more than there is."""
     y = torch.randn(25_000, device="cuda")
     expected = y.flip(0)
-    kernel("reverse")((1, 1, 1), 1024, [y, 25_000], 100_000)
+    kernel("reverse")((1, 1, 1), 1024, {"y": y, "n": 25_000}, 100_000)
     assert torch.equal(y, expected)
     with pytest.raises(RuntimeError, match="CUDA_ERROR_INVALID_VALUE"):
-        kernel("reverse")((1, 1, 1), 1024, [y, 25_000], 1_000_000)
+        kernel("reverse")((1, 1, 1), 1024, {"y": y, "n": 25_000}, 1_000_000)
 
 
 @on_gpu
@@ -402,7 +436,7 @@ def test_gpu_resources(kernel):
     assert kernel("add").local_bytes == 0
     assert kernel("crowded").registers <= 32
     assert kernel("crowded").local_bytes > 0
-    with pytest.raises(RuntimeError, match="CUDA_ERROR_NOT_FOUND"):
+    with pytest.raises(LookupError, match="no kernel subtract"):
         kernel("subtract")
 
 
@@ -412,8 +446,8 @@ def test_gpu_graph_and_stream(kernel):
     y, graph, add = torch.zeros(1000, device="cuda"), torch.cuda.CUDAGraph(), kernel("add")
     reverse = kernel("reverse")
     with torch.cuda.graph(graph):
-        add((4, 1, 1), 256, [y, None, 1000, 1.0])
-        reverse((1, 1, 1), 256, [y, 1000], 60_000)
+        add((4, 1, 1), 256, {"y": y, "x": None, "n": 1000, "scale": 1.0})
+        reverse((1, 1, 1), 256, {"y": y, "n": 1000}, 60_000)
     assert y.sum() == 0
     graph.replay()
     graph.replay()
@@ -429,7 +463,7 @@ def test_gpu_threads(kernel):
 
     def work():
         try:
-            kernel("add")((4, 1, 1), 256, [y, None, 1000, 1.0])
+            kernel("add")((4, 1, 1), 256, {"y": y, "x": None, "n": 1000, "scale": 1.0})
         except RuntimeError as error:
             errors.append(error)
 

@@ -18,7 +18,7 @@ from conftest import (
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import momentumrnn as mr
-from momentumrnn.modules import RecurrentCell
+from momentumrnn.step_cells import RecurrentCell
 
 
 @pytest.mark.parametrize(("momentum", "cell", "backend"), grid())

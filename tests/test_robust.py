@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import momentumrnn as mr
 from momentumrnn.backends import native
+from momentumrnn.torch_internals import onednn_has
 
 LINEAR = ["HeavyBall", "ScheduledRestart", "Warmup"]
 
@@ -137,14 +138,31 @@ def test_a_cell_with_parameters_keeps_them():
 def test_autocast_dtype(momentum, cell):
     """Where torch's function runs, the output has the dtype that it gives; our own loops give autocast's."""
     theirs = {"lstm": nn.LSTM, "gru": nn.GRU}.get(cell, nn.RNN)(3, 5)
+    # Torch's LSTM raises where oneDNN has no bfloat16; ours gives the dtype that torch gives elsewhere.
+    runs = cell != "lstm" or onednn_has(torch.bfloat16)
     for backend in serves(cell):
         net = layer(cell, momentum, 3, 5, dtype=torch.float32, backend=backend)
         with torch.autocast("cpu", torch.bfloat16):
             # Torch's GRU stays in float32 on a CPU, its LSTM and RNN don't.
-            torchs = theirs(torch.randn(4, 2, 3))[0].dtype
+            torchs = theirs(torch.randn(4, 2, 3))[0].dtype if runs else torch.bfloat16
             out = net(torch.randn(4, 2, 3))[0]
         fused = "native     runs: torch." in net.explain(torch.randn(4, 2, 3))
         assert out.dtype == (torchs if fused else torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("momentum", ["None", "HeavyBall"])
+def test_autocast_where_onednn_has_no_16_bits(monkeypatch, dtype, momentum):
+    """There torch's LSTM raises. Ours computes in autocast's dtype, with gradients in the weights' own."""
+    monkeypatch.setattr(native, "onednn_has", lambda dtype: False)
+    net, x = layer("lstm", momentum, 3, 5, num_layers=2, dtype=torch.float32), torch.randn(4, 2, 3)
+    want = net(x)[0]
+    with torch.autocast("cpu", dtype):
+        out, (h, c) = net(x)
+    assert out.dtype == h.dtype == c.dtype == dtype
+    assert_same(out, want, torch.bfloat16)
+    out.float().sum().backward()
+    assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in net.parameters())
 
 
 def test_a_state_moves_with_its_layer():
@@ -295,7 +313,7 @@ def test_small_inputs_go_to_torch(monkeypatch):
     """Where its loop beats ours; the value is the same."""
     net, x = layer("gru", "HeavyBall", 3, 4), torch.randn(5, 2, 3, dtype=torch.float64)
     ours = net(x)
-    monkeypatch.setattr(native, "SMALL", 1 << 15)
+    monkeypatch.setattr(native, "SMALL_INPUT", 1 << 15)
     assert "native     runs: torch.gru, on the filtered input" in net.explain(x)
     assert_same(net(x), ours)
 

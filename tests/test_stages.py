@@ -7,7 +7,7 @@ from pathlib import Path
 import compiling
 import pytest
 
-from momentumrnn.kernels import fused
+from momentumrnn.kernels import launch
 
 SPEC = importlib.util.spec_from_file_location(
     "kernels_benchmark", Path(__file__).parent.parent / "benchmarks/kernels.py"
@@ -27,7 +27,7 @@ EVERY = [
 @pytest.mark.parametrize("name", benchmark.PASSES)
 def test_each_stage_begins_once(name):
     """And ends where the next one begins: no number is left out."""
-    source = fused.source(name)
+    source = launch.source(name)
     assert sorted(int(number) for number, _ in benchmark.STAGE.findall(source)) == list(range(7))
     ends = re.findall(r"stage_after\((\d)\);", benchmark.with_clocks(source))
     assert sorted(map(int, ends)) == list(range(7))
@@ -36,6 +36,6 @@ def test_each_stage_begins_once(name):
 @pytest.mark.parametrize(("name", "defines"), EVERY)
 def test_kernels_with_clocks_compile(name, defines):
     try:
-        compiling.compile(benchmark.with_clocks(fused.source(name)), "sm_90", defines)
+        compiling.compile(benchmark.with_clocks(launch.source(name)), "sm_90", defines)
     except LookupError as error:
         pytest.skip(str(error))

@@ -15,8 +15,8 @@ import torch
 from conftest import CELLS, MOMENTA, TOLERANCE, assert_same, difference, grid
 
 import momentumrnn as mr
-from momentumrnn import cells, streaming
-from momentumrnn.kernels import fused, nvrtc, step
+from momentumrnn import cells, stream_engines, streaming
+from momentumrnn.kernels import launch, nvrtc, step
 
 F64 = torch.float64
 
@@ -230,11 +230,11 @@ def test_learned_momentum():
     net = mr.LSTM(3, 5, dtype=F64, momentum=mr.HeavyBall(mu=mu))
     stream, xs = mr.Stream(net, 2), torch.randn(3, 2, 3, dtype=F64)
     assert_as_layer(net, stream, xs, net.initial_state(2))
-    way = stream._way
+    engine = stream._engine
     with torch.no_grad():
         mu.mul_(0.5)
     assert_as_layer(net, stream, xs, stream.state)
-    assert stream._way is way
+    assert stream._engine is engine
 
 
 def test_inference_mode():
@@ -264,9 +264,9 @@ def test_the_page_runs(capsys):
 
 def test_it_says_how():
     stream = mr.Stream(built(), 2)
-    assert stream.about == "the layer's definition, at each step: it is on cpu, not on a GPU"
+    assert stream.description == "the layer's definition, at each step: it is on cpu, not on a GPU"
     asked = mr.Stream(built(backend="native"), 2)
-    assert asked.about.startswith("the layer's forward, at each step")
+    assert asked.description.startswith("the layer's forward, at each step")
     assert "batch_size=2" in repr(stream)
 
 
@@ -354,7 +354,7 @@ def test_the_kernel_compiles():
         for moments in (0, 1, 2):
             try:
                 log = compiling.compile(
-                    fused.source("lstm_step"), "sm_90", {"ROWS": rows, "MOMENTS": moments}
+                    launch.source("lstm_step"), "sm_90", {"ROWS": rows, "MOMENTS": moments}
                 )
             except LookupError as error:
                 pytest.skip(str(error))
@@ -365,7 +365,7 @@ def test_the_kernel_compiles():
 
 def test_constants_are_those_of_the_kernel():
     known = emulator.constants("lstm_step", N=1, ROWS=1)
-    assert (step.UNITS, step.THREADS) == (known.UNITS, known.THREADS)
+    assert step.THREADS == known.THREADS
 
 
 # ---- the kernel, run on a CPU: its own source as C++, each thread a coroutine, blocks one by one
@@ -452,7 +452,11 @@ def host(tmp_path_factory):
     if shutil.which("g++") is None:
         pytest.skip("needs g++ to run the kernel on a CPU, and there is none")
     folder = tmp_path_factory.mktemp("host")
-    (folder / "kernel.cpp").write_text(HOST % (emulator.FOLDER / "lstm_step.cu").read_text())
+    kernel = (
+        f"constexpr int STEP_UNITS = {step.STEP_UNITS};\n{(emulator.FOLDER / 'lstm_step.cu').read_text()}"
+    )
+    (folder / "kernel.cpp").write_text(HOST % kernel)
+    signature = nvrtc.signature(kernel, "lstm_step")
 
     @functools.cache
     def compiled(rows, moments):
@@ -463,7 +467,7 @@ def host(tmp_path_factory):
             [*command, "kernel.cpp", "-o", library.name], cwd=folder, capture_output=True, text=True
         )
         assert done.returncode == 0, done.stderr
-        return ctypes.CDLL(str(library)).launch
+        return signature, ctypes.CDLL(str(library)).launch
 
     return compiled
 
@@ -474,19 +478,19 @@ def emulated(host, monkeypatch):
     order = {"backwards": 0}
 
     def launcher(device, grid, rows, moments):
-        launch = host(rows, moments)
-        return lambda packed: launch(grid[0], grid[1], order["backwards"], packed)
+        signature, launch = host(rows, moments)
+        return signature, lambda packed: launch(grid[0], grid[1], order["backwards"], packed)
 
     def choose(layer, state, rows):
-        reason, drive = streaming._refusal(layer, state)
+        reason, numbers = stream_engines.kernel_refusal(layer, state)
         assert reason == ""
-        return streaming._Kernels(layer, state, rows, drive), "emulated"
+        return stream_engines.KernelEngine(layer, state, rows, numbers), "emulated"
 
     monkeypatch.setattr(step, "_launcher", launcher)
-    monkeypatch.setattr(step, "lacking", lambda device: "")
-    monkeypatch.setattr(step, "stream", lambda device: 0)
-    monkeypatch.setattr(step, "current", lambda device: None)
-    monkeypatch.setattr(streaming, "_choose", choose)
+    monkeypatch.setattr(step, "why_unavailable", lambda device: "")
+    monkeypatch.setattr(stream_engines, "_stream_handle", lambda device: 0)
+    monkeypatch.setattr(stream_engines, "_current_stream", lambda device: None)
+    monkeypatch.setattr(streaming, "choose_engine", choose)
     return order
 
 
@@ -620,11 +624,11 @@ def test_emulated_extremes(emulated):
 
 
 def test_what_the_kernel_refuses(monkeypatch):
-    monkeypatch.setattr(step, "lacking", lambda device: "")
+    monkeypatch.setattr(step, "why_unavailable", lambda device: "")
 
     def reason(layer):
         state = layer.initial_state(2)
-        return streaming._refusal(layer, state)[0]
+        return stream_engines.kernel_refusal(layer, state)[0]
 
     assert reason(mr.LSTM(3, 5, num_layers=2, momentum=mr.Adam())) == ""
     assert "GRU() has no kernel" in reason(mr.GRU(3, 5))

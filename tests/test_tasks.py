@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from momentumrnn.experiments import data
 from momentumrnn.experiments.tasks import MNIST, PMNIST, TASKS, Adding, Copying, Data
-from momentumrnn.spelling import parse
+from momentumrnn.repr_parser import parse
 
 ADDING = Adding(length=9, samples=40, evaluation=30)
 COPYING = Copying(length=6, symbols=3, alphabet=4, samples=40, evaluation=30)

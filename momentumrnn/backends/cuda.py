@@ -7,17 +7,31 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn.functional import linear
 
 from ..cells import LSTM, ExtrapolatedLSTM, Weights
-from ..kernels import fused, nvrtc, op
+from ..kernels import launch, nvrtc, op
+from ..kernels.constants import MAX_HIDDEN
 from ..kernels.inputs import Inputs
+from ..kernels.sizes import slices_of_input
 from ..momentum import MOMENTA, Adam, HeavyBall, Momentum, MomentumState, count, learned, wide
-from ..packing import at_ends, lengths, pack, pad, rectangular
-from .stack import Network, Result, exporting, stack
+from ..packing import at_last_steps, lengths, pack, pad, rectangular
+from ..torch_internals import (
+    constant_when_compiled,
+    dispatch_mode_active,
+    exporting,
+    forward_mode_active,
+    is_mapped,
+    recurrent_precision,
+    transforms_active,
+)
+from .stack import Network, Result, stack
 
-_tables: dict[tuple[Momentum, int, torch.device, torch.dtype], Tensor] = {}
+# The decays of known momenta. No table is ever dropped, because a CUDA graph may read it.
+_decay_tables: dict[tuple[Momentum, int, torch.device, torch.dtype], Tensor] = {}
+
+# The methods `decay` that return the momentum's mu, the same at every step.
+_CONSTANT_DECAYS = HeavyBall.decay, Adam.decay
 
 
 def supports(net: Network, sizes: Sequence[int]) -> str:
@@ -27,14 +41,14 @@ def supports(net: Network, sizes: Sequence[int]) -> str:
     if w.hr is not None:
         return "its kernels have no projection, proj_size"
     size, dtype, device = w.hh.shape[1], w.ih.dtype, w.ih.device
-    if size > fused.WIDEST:
-        return f"hidden_size is {size}, and its kernels hold {fused.WIDEST} at most"
+    if size > MAX_HIDDEN:
+        return f"hidden_size is {size}, and its kernels hold {MAX_HIDDEN} at most"
     gates, widest = 4 * size, 0
     for w in net.weights:
         columns = w.ih.shape[-1]
         widest = max(widest, columns)
         for p, shape in zip(w, ((gates, columns), (gates, size), (gates,), (gates,)), strict=False):
-            # Kernels would read whatever lies there.
+            # Kernels do not check: they would read whatever memory is there.
             if p is not None and (p.shape != shape or p.dtype != dtype or p.device != device):
                 return "its weights are not of one dtype, on one device and in torch's shapes"
     rows = len(sizes) * sizes[0]
@@ -42,28 +56,28 @@ def supports(net: Network, sizes: Sequence[int]) -> str:
         return "the batch is empty"
     if max(rows, gates) * max(gates, 6 * widest + 17) >= 1 << 31:
         return "the input is too large for indices of 32 bits"
-    if forward_ad._current_level >= 0:
+    if forward_mode_active():
         return "its operator has no derivatives in forward mode"
     if exporting():
         return "torch.export would write an operator into the program that torch alone can't run"
-    return _machine(device, dtype)
+    return _device_refusal(device, dtype)
 
 
-def about(net: Network, sizes: Sequence[int]) -> str:
-    m, fine = net.momentum, _fine(net.weights[0].ih.dtype)
-    how = f"fused kernels, {'operands in two 16-bit parts' if fine else '16-bit operands'}, sums in float32"
-    if m is not None and not _as_inputs(m, net.weights[0].hh[:, 0]):
-        return f"{how}; the drive by torch first"
+def describe(net: Network, sizes: Sequence[int]) -> str:
+    m, fine = net.momentum, _fine_products(net.weights[0].ih.dtype)
+    text = f"fused kernels, {'operands in two 16-bit parts' if fine else '16-bit operands'}, sums in float32"
+    if m is not None and not _operator_takes(m, net.weights[0].hh[:, 0]):
+        return f"{text}; the drive by torch first"
     in_gates = m is not None and (not m.commutes or bool(learned(m)))
     filtered = m is not None and not in_gates
-    if any(not fused.further(w.ih.shape[1] + (filtered and w.b_ih is not None), fine) for w in net.weights):
-        how += "; W x of a wide input by a product of its own"
-    return how + ("; the momentum in gate space" if in_gates else "")
+    if any(not slices_of_input(w.ih.shape[1] + (filtered and w.b_ih is not None), fine) for w in net.weights):
+        text += "; W x of a wide input by a product of its own"
+    return text + ("; the momentum in gate space" if in_gates else "")
 
 
-def _as_inputs(m: Momentum, like: Tensor) -> bool:
+def _operator_takes(m: Momentum, like: Tensor) -> bool:
     """Whether the operator can take the momentum, as far as its first decay tells."""
-    if type(m) in MOMENTA or ("mu" in learned(m) and type(m).decay in _CONSTANT):
+    if type(m) in MOMENTA or ("mu" in learned(m) and type(m).decay in _CONSTANT_DECAYS):
         return True
     with torch.enable_grad():
         decay = m.decays(count(None, 1, like.device), like)
@@ -79,8 +93,8 @@ def run(
 ) -> Result:
     if len(net.weights) > 1 or moments is not None:
         return stack(layer, net, x, sizes, hidden, moments)
-    # One layer's state has the operator's axis of replicas already.
-    return _layer(x, sizes, net.weights[0], net, hidden, None)
+    # The leading axis of one layer's state is the operator's axis of replicas.
+    return _layer_of_one_replica(x, sizes, net.weights[0], net, hidden, None)
 
 
 def layer(
@@ -92,11 +106,11 @@ def layer(
     moments: MomentumState | None,
 ) -> Result:
     """See `stack.Layer`."""
-    y, final, after = _layer(x, sizes, w, net, [h.unsqueeze(0) for h in hidden], moments)
+    y, final, after = _layer_of_one_replica(x, sizes, w, net, [h.unsqueeze(0) for h in hidden], moments)
     return y, tuple(h.squeeze(0) for h in final), after
 
 
-def _layer(
+def _layer_of_one_replica(
     x: Tensor,
     sizes: Sequence[int],
     w: Weights,
@@ -104,15 +118,15 @@ def _layer(
     hidden: Sequence[Tensor],
     moments: MomentumState | None,
 ) -> Result:
-    """`layer`, its hidden state having a leading axis of 1."""
+    """`layer`, its hidden state with an axis of replicas in front, (1, B, H)."""
     columns, size = w.ih.shape[1], w.hh.shape[1]
     if x.shape[1] != columns or hidden[0].shape[2] != size:
         expected = f"weights should be for {x.shape[1]} features and {hidden[0].shape[2]} hidden units"
         raise RuntimeError(f"{expected}, got some for {columns} and {size}")
-    fine = _fine(x.dtype)
+    fine = _fine_products(x.dtype)
     if not torch.is_autocast_enabled("cuda"):
         return _evaluate(x, sizes, w, net, hidden, moments, x.dtype, fine)
-    # Torch's own layer on a GPU returns halves, whatever the dtype of autocast.
+    # On a GPU torch's own layer returns float16, whatever the dtype of autocast.
     with torch.autocast("cuda", enabled=False):
         return _evaluate(x, sizes, w, net, hidden, moments, torch.float16, fine)
 
@@ -127,47 +141,47 @@ def _evaluate(
     dtype: torch.dtype,
     fine: bool,
 ) -> Result:
-    """`_layer` in float32 at least, whatever comes; y and hidden in dtype."""
+    """`_layer_of_one_replica` in float32 at least. dtype: of y and of the final hidden state."""
     m, base = net.momentum, wide(w.hh.dtype)
     w = Weights(*(None if p is None else p.to(base) for p in w))  # type: ignore[arg-type]
     x, hidden = x.to(base), [h.to(base) for h in hidden]
-    even = rectangular(sizes)
-    options: dict[str, Any] = {"fine": fine, "sizes": () if even else list(sizes)}
+    equal = rectangular(sizes)
+    options: dict[str, Any] = {"fine": fine, "sizes": () if equal else list(sizes)}
     sign = 1.0
     if isinstance(net.cell, ExtrapolatedLSTM):
         sign = -float(net.cell.step_size)
         options |= {"z0": hidden[2], "j0": hidden[3].detach().squeeze(-1), "every": net.cell.every}
-    x = x.view(len(sizes), sizes[0], x.shape[1]) if even else x
+    x = x.view(len(sizes), sizes[0], x.shape[1]) if equal else x
     w_ih, b_ih = w.ih, w.b_ih
-    by_torch = None
+    last_moments = None
     if m is None and sign != 1:
         w_ih, b_ih = sign * w.ih, None if b_ih is None else sign * b_ih
     elif m is not None:
-        found = _momentum(m, x, sizes, w, moments, sign)
-        if found is None:
-            *by_torch, x = _by_torch(m, x, sizes, w, moments, sign)
+        momentum_inputs = _momentum_inputs(m, x, sizes, w, moments, sign)
+        if momentum_inputs is None:
+            *last_moments, x = _drive_by_torch(m, x, sizes, w, moments, sign)
             w_ih = b_ih = None  # type: ignore[assignment]
         else:
-            options |= found
+            options |= momentum_inputs
     tensors: Any = (None if t is None else t.unsqueeze(0) for t in (x, w_ih, w.hh, b_ih, w.b_hh))
     inputs = Inputs(*tensors, *hidden[:2], **options)
-    # All shapes were checked: not again, as op.lstm would.
-    y, h, c, z, *ends = op._lstm(*inputs, False)[: op.OUTPUTS]
+    # op.lstm would check all shapes once more.
+    y, h, c, z, v, n = op._lstm(*inputs, False)[: op.OUTPUTS]
     after = None
     if moments is not None:
-        if by_torch is None:
-            by_torch = [ends[0][0] / sign, ends[1][0] if len(ends[1]) else moments.n]
-        v, n = by_torch
-        after = MomentumState(v, n, moments.k + lengths(sizes, x.device))
+        if last_moments is None:
+            last_moments = [v[0] / sign, n[0] if len(n) else moments.n]
+        last_v, last_n = last_moments
+        after = MomentumState(last_v, last_n, moments.k + lengths(sizes, x.device))
     final: tuple[Tensor, ...] = (h, c)
     if len(hidden) > 2:
         j = (hidden[3] + lengths(sizes, x.device).unsqueeze(-1)) % options["every"]
         final = h, c, z, j
-    y = y.flatten(0, 2) if even else y.flatten(0, 1)
+    y = y.flatten(0, 2) if equal else y.flatten(0, 1)
     return y.to(dtype), tuple(t.to(dtype) for t in final), after
 
 
-def _momentum(
+def _momentum_inputs(
     m: Momentum,
     x: Tensor,
     sizes: Sequence[int],
@@ -175,9 +189,9 @@ def _momentum(
     moments: MomentumState | None,
     sign: float,
 ) -> dict[str, Any] | None:
-    """The momentum as inputs of the operator, unless its decays must be followed by autograd or vmap.
+    """The momentum as inputs of the operator, or None if autograd or vmap must follow its decays.
 
-    sign: a factor on the drive, which goes to v, the state's too, and not to n.
+    sign: a factor on the drive. It is applied to v, also to that of the state, and not to n.
     """
     tensors, gates = learned(m), w.hh.shape[0]
     # For each gate row, (1, 4H).
@@ -185,124 +199,105 @@ def _momentum(
         name: t.to(x.dtype).reshape(-1).repeat_interleave(gates // t.numel()).unsqueeze(0)
         for name, t in tensors.items()
     }
-    rates: dict[str, Any] = {}
+    inputs: dict[str, Any] = {}
     if "step" in of_rows:
-        rates["gain"] = sign * of_rows["step"]
+        inputs["gain"] = sign * of_rows["step"]
     else:
-        rates["step"] = sign * float(m.step)
-    if "mu" in of_rows and type(m).decay in _CONSTANT:
-        rates["mu"] = of_rows["mu"]
+        inputs["step"] = sign * float(m.step)
+    if "mu" in of_rows and type(m).decay in _CONSTANT_DECAYS:
+        inputs["mu"] = of_rows["mu"]
     else:
-        decay = _constants(m, len(sizes), x, w.hh[:, 0], moments)
+        decay = _untracked_decays(m, len(sizes), x, w.hh[:, 0], moments)
         if decay is None:
             return None
-        rates["decay"] = decay
+        inputs["decay"] = decay
     if m.beta is not None:
-        rates |= {"beta": float(m.beta), "eps": float(m.eps), "eps_in_sqrt": m.eps_in_sqrt}
+        inputs |= {"beta": float(m.beta), "eps": float(m.eps), "eps_in_sqrt": m.eps_in_sqrt}
     if moments is not None:
-        rates["v0"] = sign * moments.v.to(x.dtype).unsqueeze(0)
-        rates["n0"] = moments.n.to(x.dtype).unsqueeze(0) if m.beta is not None else None
-    return rates
+        inputs["v0"] = sign * moments.v.to(x.dtype).unsqueeze(0)
+        inputs["n0"] = moments.n.to(x.dtype).unsqueeze(0) if m.beta is not None else None
+    return inputs
 
 
-def _by_torch(
+def _drive_by_torch(
     m: Momentum, x: Tensor, sizes: Sequence[int], w: Weights, moments: MomentumState | None, sign: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The last moments and the drive in plain PyTorch."""
+    """The last v and n, (B, G), and the drive of all steps, in plain PyTorch."""
     a = linear(x, w.ih, w.b_ih)
-    even = rectangular(sizes)
-    v, n = m.moments(a if even else pad(a, sizes), moments)
-    last = at_ends(v, sizes), at_ends(n, sizes)
-    if not even:
+    equal = rectangular(sizes)
+    v, n = m.moments(a if equal else pad(a, sizes), moments)
+    last_v, last_n = at_last_steps(v, sizes), at_last_steps(n, sizes)
+    if not equal:
         v, n = pack(v, sizes), pack(n, sizes)
-    return *last, sign * m.readout(v, n)
+    return last_v, last_n, sign * m.readout(v, n)
 
 
-# The decays that are a momentum's mu itself.
-_CONSTANT = HeavyBall.decay, Adam.decay
-
-
-def _constants(
+def _untracked_decays(
     m: Momentum, steps: int, x: Tensor, like: Tensor, moments: MomentumState | None
 ) -> Tensor | None:
-    """The decay of each step, (T, 1) or (T, B), unless a gradient or vmap's axis may hang on it."""
+    """The decay of each step, (T, 1) or (T, B), or None if it may have a gradient or vmap's axis."""
     if type(m) in MOMENTA and moments is None and not learned(m):
-        return _table(m, steps, x)
-    if torch._C._are_functorch_transforms_active() and type(m) not in MOMENTA:
+        return _decays_from_table(m, steps, x)
+    if transforms_active() and type(m) not in MOMENTA:
         return None
     k = count(moments and moments.k, steps, x.device)
     decay = m.decays(k, like)
     if decay.requires_grad or decay.shape[-1] != 1:
         return None
-    if torch._C._are_functorch_transforms_active() and _batched(decay):
+    if transforms_active() and is_mapped(decay):
         return None
     return decay.squeeze(-1).contiguous()
 
 
-def _batched(t: Tensor) -> bool:
-    """Whether vmap runs over it."""
-    functorch = torch._C._functorch
-    while functorch.is_functorch_wrapped_tensor(t):
-        if functorch.is_batchedtensor(t):
-            return True
-        t = functorch.get_unwrapped(t)
-    return False
+def _decays_from_table(m: Momentum, steps: int, x: Tensor) -> Tensor:
+    """The decays of a known momentum, (T, 1), from a table that is computed once."""
+    device, dtype = x.device, x.dtype
+    if torch.compiler.is_dynamo_compiling() or dispatch_mode_active():
+        return _compute_decays(m, steps, device, dtype)
+    length = 1 << (steps - 1).bit_length()
+    table = _decay_tables.get((m, length, device, dtype))
+    if table is None:
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return _compute_decays(m, steps, device, dtype)
+        # A new thread has no transform or mode of torch. A copy from the CPU is ready for all streams.
+        with ThreadPoolExecutor(1) as thread:
+            copied = thread.submit(lambda: _compute_decays(m, length, torch.device("cpu"), dtype).to(device))
+        table = _decay_tables.setdefault((m, length, device, dtype), copied.result())
+    return table[:steps]
 
 
-def _decays(m: Momentum, steps: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+def _compute_decays(m: Momentum, steps: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     like = torch.empty(1, dtype=dtype, device=device)
     return m.decays(torch.arange(steps, device=device), like).contiguous()
 
 
-def _table(m: Momentum, steps: int, x: Tensor) -> Tensor:
-    """The decays of a known momentum, from a table. Tables are never dropped: CUDA graphs may read them."""
-    device, dtype = x.device, x.dtype
-    if torch.compiler.is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() > 0:
-        return _decays(m, steps, device, dtype)
-    length = 1 << (steps - 1).bit_length()
-    table = _tables.get((m, length, device, dtype))
-    if table is None:
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return _decays(m, steps, device, dtype)
-        # No transform or mode of torch reaches into another thread; what was copied is there for all streams.
-        with ThreadPoolExecutor(1) as thread:
-            made = thread.submit(lambda: _decays(m, length, torch.device("cpu"), dtype).to(device))
-        table = _tables.setdefault((m, length, device, dtype), made.result())
-    return table[:steps]
-
-
-def _machine(device: torch.device, dtype: torch.dtype) -> str:
-    """Why kernels can't run on this device in this dtype, as torch is set now."""
+@constant_when_compiled
+def _device_refusal(device: torch.device, dtype: torch.dtype) -> str:
+    """Why kernels can't run on this device in this dtype, or nothing."""
     if device.type != "cuda":
         return f"the layer is on {device}, not on a CUDA GPU"
     if dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"the layer is in {dtype}, and its kernels in torch.float32"
-    return _lacking(device)
-
-
-# So that torch.compile asks once, and does not look inside.
-_machine._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def _fine(dtype: torch.dtype) -> bool:
-    """Whether torch wants float32 of recurrent layers to be that, and not TF32."""
-    # What torch.backends.cudnn.allow_tf32 and torch.backends.cudnn.rnn.fp32_precision come to for layers.
-    wanted = torch._C._get_fp32_precision_getter("cuda", "rnn")
-    return dtype == torch.float32 and wanted != "tf32" and not torch.is_autocast_enabled("cuda")
-
-
-_fine._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return _gpu_refusal(device)
 
 
 @functools.cache
-def _lacking(device: torch.device) -> str:
+def _gpu_refusal(device: torch.device) -> str:
+    """Why kernels can't run on this GPU, or nothing."""
     if torch.version.cuda is None or torch.cuda.get_device_capability(device) < (9, 0):
         return f"{torch.cuda.get_device_name(device)} is no NVIDIA GPU of compute capability 9.0 or newer"
     if nvrtc.missing():
         return nvrtc.missing()
-    # A small one tells whether the compiler knows this GPU, and its driver what the compiler makes.
+    # A small kernel shows whether the compiler knows this GPU, and whether the driver loads its code.
     try:
-        fused.check(device.index)
+        launch.check(device.index)
     except RuntimeError as error:
         return str(error).splitlines()[0]
     return ""
+
+
+@constant_when_compiled
+def _fine_products(dtype: torch.dtype) -> bool:
+    """Whether torch is set to multiply float32 in recurrent layers as float32, and not as TF32."""
+    precise = recurrent_precision() != "tf32"
+    return dtype == torch.float32 and precise and not torch.is_autocast_enabled("cuda")

@@ -1,7 +1,7 @@
-"""Layers in whole-sequence operations: torch's fused layers where it has them, else `recurrence`.
+"""Layers in whole-sequence operations: torch's fused layers where it has them, else `chunked`.
 
 A linear drive commutes with W, because it acts on time and W on features. So the layer is a plain layer on
-a filtered input, with a further column for each further thing that is driven:
+a filtered input, with one more column for the bias and one more block of columns for v_0:
 
     v_t = W x̄_t + b_ih g_t + v_0 f_t,     x̄ = M(x),  g = M(1),  f_t = decay_1 ... decay_t
 
@@ -12,7 +12,6 @@ W: such drives live in gate space.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,43 +19,45 @@ from torch.nn.functional import linear
 
 from ..cells import GRU, LSTM, Cell, Elman, Weights
 from ..momentum import Momentum, MomentumState, count, learned, narrow, scan, wide
-from ..packing import at_ends, lengths, pack, pad, rectangular
-from . import recurrence, reference
-from .stack import Network, Result, exporting, stack, through_u
+from ..packing import at_last_steps, lengths, pack, pad, rectangular
+from ..torch_internals import exporting, onednn_has, transforms_active
+from . import chunked, double_backward, reference
+from .chunked_steps import steps_of
+from .stack import Network, Result, stack, through_u
 
-_FUNCTIONS: tuple[tuple[Cell, Callable[..., tuple[Tensor, ...]]], ...] = (
+_TORCH_FUNCTIONS: tuple[tuple[Cell, Callable[..., tuple[Tensor, ...]]], ...] = (
     (LSTM(), torch.lstm),
     (GRU(), torch.gru),
     (Elman("tanh"), torch.rnn_tanh),
     (Elman("relu"), torch.rnn_relu),
 )
 
-# Gate inputs, in numbers, up to which torch's GRU and RNN beat ours on a CPU.
-SMALL = 1 << 15
+# Up to this many gate inputs, N G in all, torch's GRU and RNN beat ours on a CPU.
+SMALL_INPUT = 1 << 15
 
 
-def _function(cell: Cell) -> Callable[..., tuple[Tensor, ...]] | None:
-    return next((function for known, function in _FUNCTIONS if known == cell), None)
+def _torch_function(cell: Cell) -> Callable[..., tuple[Tensor, ...]] | None:
+    return next((function for known, function in _TORCH_FUNCTIONS if known == cell), None)
 
 
 def supports(net: Network, sizes: Sequence[int]) -> str:
-    if recurrence.steps_of(net.cell) is None:
+    if steps_of(net.cell) is None:
         return f"{net.cell!r} has no fused layer in torch and no backward written by hand"
-    if torch._C._are_functorch_transforms_active():
+    if transforms_active():
         return "its layers don't run under torch.func transforms such as vmap"
     return ""
 
 
-def about(net: Network, sizes: Sequence[int]) -> str:
+def describe(net: Network, sizes: Sequence[int]) -> str:
     w, m = net.weights[0], net.momentum
     if m is not None and not m.commutes:
         if w.hr is not None:
             return "the drive of all steps, then a loop"
-        together = "the drive of all steps, then" if m.linear or learned(m) else "the drive and"
-        return f"{together} a recurrence in chunks of time, with a backward written by hand"
+        drive = "the drive of all steps, then" if m.linear or learned(m) else "the drive and"
+        return f"{drive} a recurrence in chunks of time, with a backward written by hand"
     name = "a recurrence with a backward written by hand"
-    if _fused(net.cell, w, sizes) or (m is None and _function(net.cell)):
-        name = f"torch.{getattr(_function(net.cell), '__name__', '')}"
+    if _torch_is_fastest(net.cell, w, sizes) or (m is None and _torch_function(net.cell)):
+        name = f"torch.{getattr(_torch_function(net.cell), '__name__', '')}"
     return name if m is None else f"{name}, on the filtered input"
 
 
@@ -67,8 +68,8 @@ def run(
     hidden: Sequence[Tensor],
     moments: MomentumState | None,
 ) -> Result:
-    if net.momentum is None and _function(net.cell) is not None:
-        return *_plain(net, x, sizes, hidden), None
+    if net.momentum is None and _torch_function(net.cell) is not None:
+        return *_torch_layers(net, x, sizes, hidden), None
     return stack(layer, net, x, sizes, hidden, moments)
 
 
@@ -83,36 +84,30 @@ def layer(
     """See `stack.Layer`."""
     m = net.momentum
     if m is not None and not m.commutes:
-        return _driven(x, sizes, w, net, m, hidden, moments)
+        return _layer_in_gate_space(x, sizes, w, net, m, hidden, moments)
     after = None
     if m is not None:
         x, w, after = _filter(x, sizes, w, m, moments)
-    if _fused(net.cell, w, sizes) or (exporting() and _function(net.cell)):
-        return *_by_torch(x, sizes, w, net, hidden), after
-    plain = reference.layer if exporting() else recurrence.layer
-    y, final, _ = plain(x, sizes, w, Network(net.cell, None, [w]), hidden, None)
+    plain_net = Network(net.cell, None, [w])
+    if _torch_is_fastest(net.cell, w, sizes) or (exporting() and _torch_function(net.cell)):
+        y, states = _torch_layers(plain_net, x, sizes, [h.unsqueeze(0) for h in hidden])
+        return y, tuple(h.squeeze(0) for h in states), after
+    plain_layer = reference.layer if exporting() else chunked.layer
+    y, final, _ = plain_layer(x, sizes, w, plain_net, hidden, None)
     return y, final, after
 
 
-def _by_torch(
-    x: Tensor, sizes: Sequence[int], w: Weights, net: Network, hidden: Sequence[Tensor]
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """One direction of one layer without momentum."""
-    y, final = _plain(Network(net.cell, None, [w]), x, sizes, [h.unsqueeze(0) for h in hidden])
-    return y, tuple(h.squeeze(0) for h in final)
+def _torch_is_fastest(cell: Cell, w: Weights, sizes: Sequence[int]) -> bool:
+    """Whether torch has a layer of this cell that is faster than `chunked`.
 
-
-def _fused(cell: Cell, w: Weights, sizes: Sequence[int]) -> bool:
-    """Whether torch's own layer is the fastest.
-
-    On a CPU its GRU and RNN are loops under autograd, which only small inputs are better off with.
+    On a CPU its GRU and RNN are loops under autograd, which are faster for small inputs only.
     """
-    if _function(cell) is None:
+    if _torch_function(cell) is None:
         return False
-    return cell == LSTM() or w.ih.device.type != "cpu" or sum(sizes) * len(w.hh) < SMALL
+    return cell == LSTM() or w.ih.device.type != "cpu" or sum(sizes) * len(w.hh) < SMALL_INPUT
 
 
-def _driven(
+def _layer_in_gate_space(
     x: Tensor,
     sizes: Sequence[int],
     w: Weights,
@@ -122,28 +117,28 @@ def _driven(
     moments: MomentumState | None,
 ) -> Result:
     """A layer whose momentum does not commute with W."""
-    fixed = not m.linear and not learned(m)
+    fixed_rates = not m.linear and not learned(m)
     # On a GPU a scan in log T passes over whole tensors beats T steps.
-    if fixed and x.device.type == "cpu" and w.hr is None and not net.factored and not exporting():
+    if fixed_rates and x.device.type == "cpu" and w.hr is None and not net.factored and not exporting():
         like = torch.empty(0, len(w.ih), dtype=wide(x.dtype), device=x.device)
         decays = m.decays(count(moments and moments.k, len(sizes), x.device), like)
         if not decays.requires_grad:
-            return recurrence.layer(x, sizes, w, net, hidden, moments, decays.unbind())
+            return chunked.layer(x, sizes, w, net, hidden, moments, decays.unbind())
     a = linear(x, w.ih, w.b_ih)
     v, n = m.moments(pad(a, sizes), moments)
-    # Packed first: where n is 0, in the padding too, the printed readout has no gradient.
-    first, second = pack(v, sizes), pack(n, sizes)
-    drive = narrow(m.readout(first, second), a.dtype)
+    # Packed before the readout: in the padding n may be 0, where the printed readout has no gradient.
+    packed_v, packed_n = pack(v, sizes), pack(n, sizes)
+    drive = narrow(m.readout(packed_v, packed_n), a.dtype)
     if net.factored:
-        drive = through_u(net, drive, first, second, w.hh)
-    recur = reference.recur if w.hr is not None or exporting() else recurrence.recur
+        drive = through_u(net, drive, packed_v, packed_n, w.hh)
+    recur = reference.recur if w.hr is not None or exporting() else chunked.recur
     y, final, _ = recur(drive, sizes, w, Network(net.cell, None, [w]), hidden, None)
-    return y, final, moments and _at_end(v, n, moments.k, sizes)
+    return y, final, moments and _moments_at_end(v, n, moments.k, sizes)
 
 
-def _at_end(v: Tensor, n: Tensor, k: Tensor, sizes: Sequence[int]) -> MomentumState:
+def _moments_at_end(v: Tensor, n: Tensor, k: Tensor, sizes: Sequence[int]) -> MomentumState:
     """The state of each row after its own last step, from v and n after every step, (T, B, G)."""
-    return MomentumState(at_ends(v, sizes), at_ends(n, sizes), k + lengths(sizes, v.device))
+    return MomentumState(at_last_steps(v, sizes), at_last_steps(n, sizes), k + lengths(sizes, v.device))
 
 
 def _filter(
@@ -158,46 +153,48 @@ def _filter(
     columns, after = scan(decay, momentum.scaled(z)), None
     if moments is not None:
         v_0, fade = moments.v, decay.cumprod(0)
-        ends, faded, taken = _at_end(columns, fade, moments.k, sizes)
-        after = MomentumState(linear(ends, weight.to(ends.dtype)) + faded * v_0, moments.n, taken)
-        blocks = _as_columns(fade, narrow(v_0, x.dtype))
-        columns = torch.cat([columns, *(column for column, _ in blocks)], -1)
+        last, last_fade, k = _moments_at_end(columns, fade, moments.k, sizes)
+        after = MomentumState(linear(last, weight.to(last.dtype)) + last_fade * v_0, moments.n, k)
+        blocks = _columns_of_v_0(fade, narrow(v_0, x.dtype))
+        columns = torch.cat([columns, *(block for block, _ in blocks)], -1)
         weight = torch.cat([weight, *(w_0.to(weight.dtype) for _, w_0 in blocks)], -1)
     return narrow(pack(columns, sizes), x.dtype), w._replace(ih=weight, b_ih=None), after
 
 
-def _as_columns(fade: Tensor, v_0: Tensor) -> list[tuple[Tensor, Tensor]]:
+def _columns_of_v_0(fade: Tensor, v_0: Tensor) -> list[tuple[Tensor, Tensor]]:
     """fade v_0, (T, B, G), as columns and their weights: B or G columns, whichever are fewer."""
     rows, gates = v_0.shape
-    one = torch.eye(min(rows, gates), dtype=v_0.dtype, device=v_0.device)
+    identity = torch.eye(min(rows, gates), dtype=v_0.dtype, device=v_0.device)
     if gates < rows:
-        return [(fade * v_0, one)]
-    # As a weight v_0 meets all rows, with factors of 0: a nan in it would not stay in its row. So it enters
-    # as 0, and a last column spoils that row alone.
+        return [(fade * v_0, identity)]
+    # As a weight v_0 meets all rows, with factors of 0. There a nan would not stay in its row, so it enters
+    # as 0. One more column makes nan of that row alone.
     finite = v_0.isfinite()
-    spoilt = (v_0 - v_0).sum(-1, keepdim=True).detach().expand(len(fade), -1, 1)
-    return [(fade * one, v_0.where(finite, 0).T), (spoilt, v_0.new_ones(gates, 1))]
+    nan_rows = (v_0 - v_0).sum(-1, keepdim=True).detach().expand(len(fade), -1, 1)
+    return [(fade * identity, v_0.where(finite, 0).T), (nan_rows, v_0.new_ones(gates, 1))]
 
 
-def _plain(
+def _torch_layers(
     net: Network, x: Tensor, sizes: Sequence[int], hidden: Sequence[Tensor]
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Torch's own layers, all at once."""
-    function = _function(net.cell)
+    """All layers of a network without momentum, by one call of torch's function."""
+    function = _torch_function(net.cell)
     assert function is not None
     biased = x.is_cuda or net.weights[0].b_hh is not None  # cuDNN's own layout always has biases
-    params = [p for w in net.weights for p in _params(w, biased)]
+    weights = [p for w in net.weights for p in _in_torch_order(w, biased)]
     if x.is_cuda:
-        params = _one_chunk(params)
+        weights = _in_one_block(weights)
     # Torch has another path for packed sequences, with other bits, even where all are of one length.
     packed = net.packed or not rectangular(sizes)
+    if not packed and _onednn_would_raise(net, x):
+        return _torch_layers_in(torch.get_autocast_dtype("cpu"), net, x, sizes, hidden)
     sequence, batch_first = (
         ([x, torch.tensor(sizes, device="cpu")], []) if packed else ([pad(x, sizes)], [False])
     )
     y, *final = function(
         *sequence,
         hidden if len(hidden) > 1 else hidden[0],
-        params,
+        weights,
         biased,
         len(net.weights) // (2 if net.bidirectional else 1),
         net.dropout,
@@ -208,61 +205,58 @@ def _plain(
     y = y if packed else y.flatten(0, 1)
     if not x.is_cuda or net.dropout > 0:
         return y, tuple(final)
-    y, *final = _twice_differentiable(net, x, sizes, hidden, [y, *final])
+    y, *final = _differentiable_twice(net, x, sizes, hidden, [y, *final])
     return y, tuple(final)
 
 
-def _params(w: Weights, biased: bool) -> list[Tensor]:
-    """In torch's order; torch has both biases or none."""
+def _onednn_would_raise(net: Network, x: Tensor) -> bool:
+    """Whether torch gives an LSTM under autocast to oneDNN on a processor where oneDNN has none in 16 bits."""
+    if x.device.type != "cpu" or not torch.is_autocast_enabled("cpu") or x.dtype == torch.float64:
+        return False
+    return net.cell == LSTM() and net.weights[0].hr is None and not onednn_has(torch.get_autocast_dtype("cpu"))
+
+
+def _torch_layers_in(
+    dtype: torch.dtype, net: Network, x: Tensor, sizes: Sequence[int], hidden: Sequence[Tensor]
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """`_torch_layers` without autocast, on tensors that were cast before."""
+    weights = [Weights(*(None if p is None else p.to(dtype) for p in w)) for w in net.weights]  # type: ignore[arg-type]
+    with torch.autocast("cpu", enabled=False):
+        return _torch_layers(net._replace(weights=weights), x.to(dtype), sizes, [h.to(dtype) for h in hidden])
+
+
+def _in_torch_order(w: Weights, biased: bool) -> list[Tensor]:
+    """The weights of a layer as torch's functions take them: with both biases or none."""
     zero = w.hh.new_zeros(len(w.hh)) if biased else None
     b_ih, b_hh = (zero if b is None else b for b in (w.b_ih, w.b_hh))
     return [p for p in (w.ih, w.hh, b_ih, b_hh, w.hr) if p is not None]
 
 
-def _one_chunk(params: Sequence[Tensor]) -> list[Tensor]:
-    """The same weights side by side in one piece of memory, matrices first, as cuDNN wants them."""
-    order = sorted(range(len(params)), key=lambda i: params[i].dim() == 1)
-    flat = torch.cat([params[i].flatten() for i in order])
-    pieces = torch.split_with_sizes(flat, [params[i].numel() for i in order])
+def _in_one_block(weights: Sequence[Tensor]) -> list[Tensor]:
+    """The same weights side by side in one block of memory, matrices first, as cuDNN wants them."""
+    order = sorted(range(len(weights)), key=lambda i: weights[i].dim() == 1)
+    block = torch.cat([weights[i].flatten() for i in order])
+    pieces = torch.split_with_sizes(block, [weights[i].numel() for i in order])
     placed = dict(zip(order, pieces, strict=True))
-    return [placed[i].view_as(p) for i, p in enumerate(params)]
+    return [placed[i].view_as(p) for i, p in enumerate(weights)]
 
 
-def _twice_differentiable(
+def _differentiable_twice(
     net: Network,
     x: Tensor,
     sizes: Sequence[int],
     hidden: Sequence[Tensor],
     outputs: Sequence[Tensor],
 ) -> tuple[Tensor, ...]:
-    """The outputs of cuDNN, whose backward can't be differentiated, with one that can."""
+    """The outputs of cuDNN, whose backward can't be differentiated, with a backward that can."""
     present = [[p is not None for p in w] for w in net.weights]
 
-    def again(inputs: Sequence[Tensor]) -> list[Tensor]:
+    def recompute(inputs: Sequence[Tensor]) -> list[Tensor]:
         x, *rest = inputs
-        given = iter(rest)
-        hs = [next(given) for _ in hidden]
-        weights = [Weights(*(next(given) if p else None for p in ps)) for ps in present]  # type: ignore[arg-type]
-        y, final, _ = reference.run(net._replace(weights=weights), x, sizes, hs, None)
+        states, params = rest[: len(hidden)], iter(rest[len(hidden) :])
+        weights = [Weights(*(next(params) if p else None for p in ps)) for ps in present]  # type: ignore[arg-type]
+        y, final, _ = reference.run(net._replace(weights=weights), x, sizes, states, None)
         return [y, *final]
 
     inputs = [x, *hidden, *(p for w in net.weights for p in w if p is not None)]
-    return _Twice.apply(again, len(outputs), *outputs, *inputs)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class _Twice(torch.autograd.Function):
-    """Passes gradients on to the graph of `outputs`; asked for a graph of gradients, recomputes instead."""
-
-    @staticmethod
-    def forward(ctx: Any, again: Callable[..., Any], count: int, *tensors: Tensor) -> Any:
-        ctx.again, ctx.count = again, count
-        ctx.save_for_backward(*tensors[count:])
-        return tuple(t.view_as(t) for t in tensors[:count])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        inputs = ctx.saved_tensors
-        if not torch.is_grad_enabled():
-            return None, None, *grads, *(None for _ in inputs)
-        to_inputs = recurrence.gradients(ctx.again, inputs, ctx.needs_input_grad[2 + ctx.count :], grads)
-        return None, None, *(None for _ in grads), *to_inputs
+    return double_backward.differentiable_twice(recompute, outputs, inputs)

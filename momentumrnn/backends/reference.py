@@ -15,7 +15,7 @@ def supports(net: Network, sizes: Sequence[int]) -> str:
     return ""
 
 
-def about(net: Network, sizes: Sequence[int]) -> str:
+def describe(net: Network, sizes: Sequence[int]) -> str:
     return "the definition, a loop over time"
 
 
@@ -57,11 +57,11 @@ def recur(
     b_hh = None if w.b_hh is None else w.b_hh.to(a.dtype)
     for v in torch.split_with_sizes(a, list(sizes)):
         if net.momentum is not None and moments is not None:
-            v, now = net.momentum.update(v, MomentumState(*_first(moments, len(v))))
+            v, now = net.momentum.update(v, MomentumState(*_first_rows(moments, len(v))))
             if net.factored:
                 v = through_u(net, v, now.v, now.n, w.hh)
-            moments = MomentumState(*map(_keep, now, moments))
-        old = _first(state, len(v))
+            moments = MomentumState(*map(_with_ended_rows, now, moments))
+        old = _first_rows(state, len(v))
         h = net.cell.step(v, linear(old[0], w.hh), b_hh, old)
         if w.hr is not None:
             h = (linear(h[0], w.hr), *h[1:])
@@ -69,7 +69,7 @@ def recur(
             expected = f"a tuple of tensors like its state, {_shapes(old)}"
             raise TypeError(f"{type(net.cell).__name__}.step should return {expected}, got {_shapes(h)}")
         ys.append(h[0])
-        state = tuple(map(_keep, h, state))
+        state = tuple(map(_with_ended_rows, h, state))
     return torch.cat(ys), state, moments
 
 
@@ -77,11 +77,11 @@ def _shapes(h: object) -> object:
     return tuple(tuple(s.shape) for s in h) if isinstance(h, tuple) else type(h).__name__
 
 
-def _first(state: Sequence[Tensor], rows: int) -> tuple[Tensor, ...]:
-    """The rows that are still within their sequences."""
+def _first_rows(state: Sequence[Tensor], rows: int) -> tuple[Tensor, ...]:
+    """The rows whose sequences have not ended."""
     return tuple(s if len(s) == rows else s[:rows] for s in state)
 
 
-def _keep(new: Tensor, old: Tensor) -> Tensor:
-    """Rows whose sequences have ended keep their last state."""
+def _with_ended_rows(new: Tensor, old: Tensor) -> Tensor:
+    """The new state. Rows whose sequences have ended keep their last one."""
     return new if len(new) == len(old) else torch.cat([new, old[len(new) :]])

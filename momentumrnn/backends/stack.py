@@ -1,4 +1,4 @@
-"""Layers on layers, directions side by side, dropout in between: for the `layer` of any backend."""
+"""A network from the `layer` of any backend: layers, both directions of each, dropout in between."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -34,8 +34,8 @@ class Layer(Protocol):
     """One direction of one layer of `net`, with the weights w.
 
     x: (N, D), packed; sizes: rows in each step; hidden: (h, ...), (B, H) each; moments: None at the start
-    of a sequence. Returns h of every step (N, H), the final state of each row and, if moments were given,
-    its moments.
+    of a sequence. Returns h of every step, (N, H), and of each row the final state and, unless `moments` is
+    None, the final moments.
     """
 
     def __call__(
@@ -49,13 +49,8 @@ class Layer(Protocol):
     ) -> Result: ...
 
 
-def exporting() -> bool:
-    """Whether torch.export is at work. Its own flag, since torch 2.11 says so whenever it compiles."""
-    return bool(getattr(torch.compiler, "_is_exporting_flag", False))
-
-
 def through_u(net: Network, drive: Tensor, v: Tensor, n: Tensor, u: Tensor) -> Tensor:
-    """The drive of a factored network: U M(a) as derived, or as printed with U on the numerator alone."""
+    """The drive of a factored network: U M(a) as derived, or U on the numerator alone as printed."""
     if net.factored == "derived":
         return linear(drive, u)
     assert net.momentum is not None
@@ -73,26 +68,26 @@ def stack(
     """The whole network. hidden, v and n have a leading axis: one entry for each layer and direction."""
     finals, after = [], []
     directions = 2 if net.bidirectional else 1
-    for first in range(0, len(net.weights), directions):
-        if first > 0 and net.dropout > 0:
+    for forward in range(0, len(net.weights), directions):
+        if forward > 0 and net.dropout > 0:
             x = dropout(x, net.dropout)
         ys = []
-        for i in range(first, first + directions):
-            turn = i > first
+        for i in range(forward, forward + directions):
+            backward = i > forward
             y, final, m = layer(
-                reverse(x, sizes) if turn else x,
+                reverse(x, sizes) if backward else x,
                 sizes,
                 net.weights[i],
                 net,
                 [h[i] for h in hidden],
                 moments and MomentumState(moments.v[i], moments.n[i], moments.k),
             )
-            ys.append(reverse(y, sizes) if turn else y)
+            ys.append(reverse(y, sizes) if backward else y)
             finals.append(final)
             after.append(m)
         x = torch.cat(ys, -1) if net.bidirectional else ys[0]
-    ends = tuple(map(torch.stack, zip(*finals, strict=True)))
+    final_hidden = tuple(map(torch.stack, zip(*finals, strict=True)))
     if moments is None:
-        return x, ends, None
+        return x, final_hidden, None
     v, n, k = zip(*(m for m in after if m is not None), strict=True)
-    return x, ends, MomentumState(torch.stack(v), torch.stack(n), k[0])
+    return x, final_hidden, MomentumState(torch.stack(v), torch.stack(n), k[0])

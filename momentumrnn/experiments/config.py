@@ -15,7 +15,7 @@ from .. import cells, init, momentum
 from ..cells import Cell
 from ..init import Init
 from ..momentum import Momentum
-from ..spelling import nearest, parse
+from ..repr_parser import nearest, parse
 from .tasks import TASKS, Task
 
 CELLS = (cells.LSTM, cells.GRU, cells.Elman, cells.ExtrapolatedLSTM)

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from ..bench import loop
+from ..cuda_graph import capture
 from ..provenance import provenance
-from ..spelling import nearest
+from ..repr_parser import nearest
 from .config import Config
 from .folders import RunError, write_whole
 from .models import build
@@ -390,15 +391,7 @@ def _seconds(call: Callable[[], object], device: torch.device, least: float) -> 
 
 def _captured(call: Callable[[], None]) -> Callable[[], None]:
     """The call as a CUDA graph that is replayed."""
-    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    gc.collect()  # a graph collected while another is captured would spoil it
-    # Around all of it, because a capture that fails leaves its stream the current one.
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            call()
-        with torch.cuda.graph(graph, stream=side):
-            call()
+    graph, _ = capture(call)
     torch.cuda.synchronize()
     return graph.replay
 

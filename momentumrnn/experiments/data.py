@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 
-from ..spelling import nearest
+from ..repr_parser import nearest
 
 WINDOWS = os.name == "nt"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..cells import ExtrapolatedLSTM
 from ..momentum import Adam, HeavyBall, RMSProp, ScheduledRestart
-from ..spelling import nearest
+from ..repr_parser import nearest
 from .config import Config
 from .paper import RECIPES, Published, Recipe
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..constraints import orthogonal
-from ..modules import Recurrent
+from ..layers import Recurrent
 from .config import Config
 from .tasks import generator
 

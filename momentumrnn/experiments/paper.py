@@ -20,7 +20,7 @@ from torch.nn import functional
 from ..cells import LSTM, ExtrapolatedLSTM
 from ..init import Paper
 from ..momentum import Adam, HeavyBall, Momentum, RMSProp, ScheduledRestart
-from ..spelling import nearest
+from ..repr_parser import nearest
 from .config import Config, configure
 from .tasks import MNIST, PMNIST, Adding, Copying, Task
 

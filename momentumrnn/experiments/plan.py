@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..spelling import nearest
+from ..repr_parser import nearest
 from .config import Config
 from .demo import NETWORKS, entry
 from .exhibits import EXHIBITS, Exhibit, exhibit

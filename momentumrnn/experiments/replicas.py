@@ -5,9 +5,9 @@ apart: one norm, one clipping and one step of an optimiser serve all. On a GPU t
 Where the fused kernels serve the layer its replicas are one launch, by torch.vmap; else they run one by one.
 """
 
-import gc
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from .. import backends
+from ..backends import registry
 from ..constraints import optimizer_groups, rebase_
+from ..cuda_graph import capture
 from .config import Config
 from .models import Model
 from .tasks import Data, Rows
@@ -133,7 +134,7 @@ class Replicas:
         x, _ = self._batch(0, tuple(r[0, : self.config.batch_size] for r in self.rows))
         rnn = self.models[0].rnn
         net, sizes = rnn._network(), [x.shape[1]] * len(x)
-        return backends.choose(rnn.backend, net, sizes) is backends.BACKENDS["cuda"]
+        return registry.choose(rnn.backend, net, sizes) is registry.BACKENDS["cuda"]
 
     def step(self, index: int) -> None:
         """One training step of every replica: the one of that index in the epoch, which is the next."""
@@ -234,34 +235,34 @@ class Replicas:
             for t, old in zip(touched, before, strict=True):
                 t.copy_(old)
 
-        graph = torch.cuda.CUDAGraph()
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        gc.collect()  # a graph collected while another is captured would spoil it
+        want: list[Tensor] = []
+
+        def keep() -> None:
+            want.extend(t.clone() for t in touched)
+
+        def check(graph: torch.cuda.CUDAGraph, result: None) -> None:
+            graph.replay()
+            for t, expected in zip(touched, want, strict=True):
+                scale = float(expected.double().nan_to_num(0, 0, 0).abs().max())
+                if not torch.allclose(
+                    t.double(), expected.double(), _REPLAY, _REPLAY * scale, equal_nan=True
+                ):
+                    self.reason = "replayed, a graph of the step gave something else"
+
+        # The graphs share one pool: they run one after another, and leave nothing in it.
+        pools = [graph.pool() for graph in self.graphs.values()]
         try:
-            # Around all of it, because a capture that fails leaves its stream the current one.
-            with torch.cuda.stream(side):
-                for _ in range(3):
-                    reset()
-                    self._step(size)
-                want = [t.clone() for t in touched]
-                reset()
-                # One pool for all: they run one after another, and leave nothing in it.
-                others = [each.pool() for each in self.graphs.values()]
-                with torch.cuda.graph(graph, pool=others[0] if others else None, stream=side):
-                    self._step(size)
-                graph.replay()
-                for t, expected in zip(touched, want, strict=True):
-                    scale = float(expected.double().nan_to_num(0, 0, 0).abs().max())
-                    if not torch.allclose(
-                        t.double(), expected.double(), _REPLAY, _REPLAY * scale, equal_nan=True
-                    ):
-                        self.reason = "replayed, a graph of the step gave something else"
+            self.graphs[size], _ = capture(
+                partial(self._step, size),
+                prepare=reset,
+                after_warmup=keep,
+                check=check,
+                pool=pools[0] if pools else None,
+            )
         except RuntimeError as error:
             self.reason = f"{error}".splitlines()[0]
         torch.cuda.synchronize()
         reset()
-        self.graphs[size] = graph
 
     @torch.no_grad()
     def evaluate(self, rows: Rows, stopped: Callable[[], bool] = lambda: False) -> list[dict[str, float]]:

@@ -1,15 +1,16 @@
-"""What goes into a layer of many LSTMs."""
+"""The inputs of a layer of many LSTMs."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor
 
-TENSORS, REPLICATED = 12, 13  # that may need a gradient; with a leading axis
+TENSORS = 12  # the first fields of `Inputs`: tensors that may need a gradient
+REPLICATED = 13  # the first fields of `Inputs`: tensors with a leading axis of replicas
 
 
 class Inputs(NamedTuple):
-    """Of a layer. All tensors but decay have a leading axis: R replicas, or 1, which all share."""
+    """Inputs of one call. All tensors but decay have a leading axis: R replicas, or 1 that all share."""
 
     x: Tensor  # (R, T, B, D), or packed (R, N, D); without w_ih the drive itself, D = 4H
     w_ih: Tensor | None  # (R, 4H, D)
@@ -18,20 +19,20 @@ class Inputs(NamedTuple):
     b_hh: Tensor | None  # (R, 4H)
     h0: Tensor  # (R, B, H)
     c0: Tensor  # (R, B, H)
-    z0: Tensor | None = None  # (R, B, 4H): z before the first step, of an extrapolated layer
-    mu: Tensor | None = None  # (R, 4H): the decay of each channel
-    gain: Tensor | None = None  # (R, 4H): of each channel
+    z0: Tensor | None = None  # (R, B, 4H): of an extrapolated layer, z before the first step
+    mu: Tensor | None = None  # (R, 4H): a decay for each gate row
+    gain: Tensor | None = None  # (R, 4H): a gain for each gate row
     v0: Tensor | None = None  # (R, B, 4H): v before the first step, else 0
     n0: Tensor | None = None  # (R, B, 4H): n before the first step, else 0
-    j0: Tensor | None = None  # (R, B): j of the first step, of an extrapolated layer; has no gradient
-    decay: Tensor | None = None  # (T, 1) or (T, B): of each step, in the place of mu; has no gradient
-    step: float = 1.0  # the gain, in the place of one for each channel
+    j0: Tensor | None = None  # (R, B): of an extrapolated layer, j of the first step; has no gradient
+    decay: Tensor | None = None  # (T, 1) or (T, B): a decay for each step, instead of mu; has no gradient
+    step: float = 1.0  # one gain for all gate rows
     beta: float | None = None
     eps: float = 1e-8
     eps_in_sqrt: bool = True  # False: v_t / (sqrt(n_t) + eps)
-    every: int = 1  # j counts modulo this
-    sizes: Sequence[int] = ()  # of packed rows: how many are in each step, never more than in the one before
-    fine: bool = False  # products to 22 bits, not 11; the definition knows no difference
+    every: int = 1  # of an extrapolated layer: j counts modulo this
+    sizes: Sequence[int] = ()  # for packed rows: the rows of each step, never more than in the step before
+    fine: bool = False  # whether kernels multiply with 22 bits and not with 11
 
     @property
     def in_gate_space(self) -> bool:

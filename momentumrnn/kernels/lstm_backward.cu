@@ -17,13 +17,12 @@
 // largest of all. That leaves room for gradients to grow by 2^15 within five steps, and full precision down to 2^-14
 // of the largest. Should dz outgrow a half all the same, it is inf and not wrong.
 //
-// FINE, PACKED, EXTRAPOLATED: as in the forward pass. FINE: gates and c are kept in float32, and dz is two halves, high +
+// FINE, PACKED, EXTRAPOLATED: as in the forward pass. FINE: gates and c are saved in float32, and dz is two halves, high +
 // low / 2048, as Uᵀ is. PACKED: a row has no gradient until its own last step comes, where the given dh and dc join; what
 // never comes in these steps is handed on. EXTRAPOLATED: of the gates' gradients dg, dz has (1 + mu) dg, and the step before -mu dg.
 //
-// Compiled for CTAS = 1 to 8; FINE, PACKED, EXTRAPOLATED = 0 or 1. For the weights' gradients `dz` and `scales` are enough: see `operand`.
+// Compiled for CTAS = 1 to 8; FINE, PACKED, EXTRAPOLATED = 0 or 1. For the weights' gradients `dz` and `scales` are enough: see `pack_gradient_operand`.
 
-constexpr int WARPS = 4;                 // of a CTA
 constexpr int THREADS = 32 * WARPS;
 constexpr int UNITS = 8 * WARPS;         // of a CTA
 constexpr int TILES = (CTAS + 1) / 2;    // of 16 rows: 8 units of two CTAs each
@@ -34,16 +33,14 @@ constexpr int PARTS = FINE + 1;           // of a number
 constexpr u32 GATHERED = 8 * ROW * 2;    // bytes of a part of dz
 constexpr u32 BUFFER = PARTS * GATHERED;
 constexpr u32 LOW_BYTES = FINE * WARPS * TILES * SLICES * 512;  // of Uᵀ_low
-constexpr float LOW = 2048.f;            // see the forward pass
 constexpr u32 SLOT = 8 * THREADS;        // bytes of the parts from one CTA
 constexpr u32 SLOTS = (CTAS > 1 ? CTAS - 1 : 1) * SLOT;
 constexpr u32 MAXIMA = CTAS * WARPS * 16;    // bytes: 8 exponents from each warp of the cluster
 // Bytes that a warp receives in a step.
 __device__ inline u32 messages(u32 buffer) { return (CTAS - 1) * 256 + (buffer == 0 ? CTAS * 16 : 0); }
 constexpr int AHEAD = 4 / PARTS;         // steps for which gates and cells are on their way; dy is 3 more ahead
-constexpr int INPUTS = 144;              // bytes of a thread: PARTS (16 of gates and 4 of cells) a step, and 8 of dy for 8 steps
+// INPUTS of common.cu are enough for this: PARTS (16 bytes of gates and 4 of cells) for AHEAD steps, and 8 of dy for 8 steps.
 constexpr bool BY_TWO = CTAS < 7 || FINE + PACKED == 0;  // whether even and odd steps are compiled apart
-constexpr float LOG2E = 1.4426950408889634f;
 
 __device__ inline float tanh_of(float x) {
   return fmaf(2.f, reciprocal(1.f + exp2_fast(-2.f * LOG2E * x)), -1.f);
@@ -65,15 +62,15 @@ __device__ inline float inverse(float scale) { return __uint_as_float(0x7f000000
 extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREADS, CTAS <= 4 && !FINE && !PACKED && !EXTRAPOLATED ? 3 : 1)
     lstm_backward(const uint4 *__restrict__ weights,     // (R, CTA, warp, tile, slice, lane), see `pack_backward`
                   const uint4 *__restrict__ low,         // the same of Uᵀ_low
-                  const uint4 *__restrict__ kept_gates,  // as the forward pass left them
-                  const u32 *__restrict__ kept_cells,
+                  const uint4 *__restrict__ saved_gates,  // as the forward pass left them
+                  const u32 *__restrict__ saved_cells,
                   const float *__restrict__ dy,          // (R, N, H) or null
                   const float *__restrict__ last_dh,     // (R, B, H), or null: 0
                   const float *__restrict__ last_dc,
                   const float *__restrict__ last_dz,     // (R, B, 4, H), or null: 0
                   const float *__restrict__ j0,          // (R, B)
                   uint2 *__restrict__ dz,                // (R, room, H): S dz of i, f, g, o, for the rows of these steps
-                  uint2 *__restrict__ dz_low,            // the same of what the halves left, 2048 times
+                  uint2 *__restrict__ dz_low,            // the same of what the halves left, times LOW
                   float *__restrict__ scales,            // (R, room): 1 / S
                   u32 *__restrict__ largest,             // (R): raised to the largest of them
                   float *__restrict__ first_dh,          // (R, B, H)
@@ -81,7 +78,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
                   float *__restrict__ first_dz,          // (R, B, 4, H)
                   const int *__restrict__ begins, const int *__restrict__ lengths, const int *__restrict__ starts,
                   int T, int first, int last, int B, int H, int N, int total, int room, int every,
-                  int each_weight, int each_j) {  // 1, or 0: one for all replicas
+                  int own_weight, int own_j) {  // 1, or 0: one for all replicas
   __shared__ __align__(128) unsigned char gathered[2 * BUFFER];
   __shared__ __align__(128) unsigned char slots[2 * SLOTS];
   __shared__ __align__(128) unsigned char maxima[3 * MAXIMA];
@@ -125,14 +122,14 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
 
   // The weights, for good. Rows of a tile: 8 units of the CTA that is 2 m + 1 after this one, 8 of the next.
   uint4 w[TILES][SLICES];
-  weights += (((size_t)replica * each_weight * CTAS + rank) * WARPS + warp) * TILES * SLICES * 32 + lane;
+  weights += (((size_t)replica * own_weight * CTAS + rank) * WARPS + warp) * TILES * SLICES * 32 + lane;
 #pragma unroll
   for (int m = 0; m < TILES; m++)
 #pragma unroll
     for (int k = 0; k < SLICES; k++) w[m][k] = weights[(m * SLICES + k) * 32];
   const u32 own_low = shared_address(inputs) + INPUTS * THREADS + (warp * TILES * SLICES * 32 + lane) * 16;
   if (FINE) {
-    low += (((size_t)replica * each_weight * CTAS + rank) * WARPS + warp) * TILES * SLICES * 32 + lane;
+    low += (((size_t)replica * own_weight * CTAS + rank) * WARPS + warp) * TILES * SLICES * 32 + lane;
     for (int i = 0; i < TILES * SLICES; i++) store(own_low + i * 512, low[i * 32]);
   }
 
@@ -155,11 +152,11 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   __syncthreads();
   constexpr int BLOCKS = CTAS * WARPS * 32 * PARTS;
   const int number = rank * WARPS + warp;
-  kept_gates += ((size_t)replica * total + start + end - 1) * BLOCKS + number * 32 * PARTS + lane;
-  kept_cells += ((size_t)replica * (total + tiles) + start + tile + end) * BLOCKS + (number * 32 + lane) * PARTS;
-  const float2 last_c = FINE ? *(const float2 *)kept_cells : floats_of(*kept_cells);
+  saved_gates += ((size_t)replica * total + start + end - 1) * BLOCKS + number * 32 * PARTS + lane;
+  saved_cells += ((size_t)replica * (total + tiles) + start + tile + end) * BLOCKS + (number * 32 + lane) * PARTS;
+  const float2 last_c = FINE ? *(const float2 *)saved_cells : floats_of(*saved_cells);
   float c[2] = {last_c.x, last_c.y};
-  kept_cells -= BLOCKS;
+  saved_cells -= BLOCKS;
   const bool wanted[2] = {dy && mine[0], dy && mine[1]};
   dy += (size_t)replica * N * H + (size_t)row * H + unit + (PACKED ? 0 : (end - 1) * states);
   auto fetch_dy = [&](int s) {
@@ -171,10 +168,10 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   auto fetch = [&](int s) {
 #pragma unroll
     for (int part = 0; part < PARTS; part++)
-      copy_later<16>(own_gates + (s % AHEAD * PARTS + part) * 16 * THREADS, kept_gates + part * 32, s < steps);
-    copy_later<4 * PARTS>(own_cells + s % AHEAD * 4 * PARTS * THREADS, kept_cells, s < steps);
-    kept_gates -= BLOCKS;
-    kept_cells -= BLOCKS;
+      copy_later<16>(own_gates + (s % AHEAD * PARTS + part) * 16 * THREADS, saved_gates + part * 32, s < steps);
+    copy_later<4 * PARTS>(own_cells + s % AHEAD * 4 * PARTS * THREADS, saved_cells, s < steps);
+    saved_gates -= BLOCKS;
+    saved_cells -= BLOCKS;
     fetch_dy(s + 3);
     end_of_copies();
   };
@@ -186,7 +183,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
 #pragma unroll
   for (int n = 0; n < 2; n++) {
     if (EXTRAPOLATED && mine[n]) {
-      j[n] = (float)(((int)j0[replica * each_j * B + row + n] + end - 1) % every);
+      j[n] = (float)(((int)j0[replica * own_j * B + row + n] + end - 1) % every);
 #pragma unroll
       for (int gate = 0; gate < 4; gate++) largest_dz[n] = max(largest_dz[n], size_of(late_dz(n, gate)));
     }
@@ -289,9 +286,9 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     // dz is dc or dh times the rest.
     const float tanh_c[2] = {tanh_of(c[0]), tanh_of(c[1])};
     wait_for_copies<AHEAD - 2>();
-    uint4 kept[PARTS];
+    uint4 saved[PARTS];
 #pragma unroll
-    for (int i = 0; i < PARTS; i++) kept[i] = load_four(own_gates + (s % AHEAD * PARTS + i) * 16 * THREADS);
+    for (int i = 0; i < PARTS; i++) saved[i] = load_four(own_gates + (s % AHEAD * PARTS + i) * 16 * THREADS);
     const u32 at_cells = own_cells + s % AHEAD * 4 * PARTS * THREADS;
     const float2 before = FINE ? load_floats(at_cells) : floats_of(load(at_cells));
     const float dy_now[2] = {buffer ? here.dy[1][0] : here.dy[0][0], buffer ? here.dy[1][1] : here.dy[0][1]};
@@ -308,11 +305,11 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     float dh[2], through_c[2], to_i[2], to_f[2], to_g[2], to_o[2], forget[2];
 #pragma unroll
     for (int n = 0; n < 2; n++) {
-      const u32 i_f = n ? kept[0].z : kept[0].x, g_o = n ? kept[0].w : kept[0].y;
+      const u32 i_f = n ? saved[0].z : saved[0].x, g_o = n ? saved[0].w : saved[0].y;
       float i = sigmoid_of(i_f, 0x7610), f = sigmoid_of(i_f, 0x7632), o = sigmoid_of(g_o, 0x7632);
       float g = fmaf(2.f, sigmoid_of(g_o, 0x7610), -1.f);  // a tanh
       if (FINE) {
-        const uint4 &own = kept[FINE ? n : 0];
+        const uint4 &own = saved[FINE ? n : 0];
         i = __uint_as_float(own.x), f = __uint_as_float(own.y), g = __uint_as_float(own.z), o = __uint_as_float(own.w);
       }
       c[n] = n ? before.y : before.x;

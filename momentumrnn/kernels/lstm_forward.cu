@@ -18,18 +18,18 @@
 // U_high h_high + (U_high h_low + U_low h_high) / 2048, the second sum apart from the first. U_low is in shared memory, in
 // the order of registers.
 //
-// PACKED. Sequences of unequal length, longest first. A tile runs as many steps as its first row; rows whose own end
-// has come run on, on whatever input, unseen by other rows, and of what is kept of them the backward pass makes nothing.
+// PACKED. Sequences of unequal length, longest first. A tile runs as many steps as its first row. Rows that have ended run on, on
+// any input: no other row sees them, and the backward pass ignores what they saved.
 //
 // EXTRAPOLATED. The gates are z + mu (z - z of the step before), mu = j / (j + 3), j counting modulo `every`.
 //
-// MOMENT. In gate space the momentum is here: what comes is a = W x + b_ih, v = decay v + gain a, and z starts as v (MOMENT
-// = 1), as v / sqrt(n + eps^2) (2) or as v / (sqrt(n) + eps) (3), n = beta n + rest a^2, rest = 1 - beta. In place of n it has
-// s = n / rest = beta s + a^2. It is one step ahead, and goes on behind the send, while h is on its way. v and s are kept every
-// SPACING steps for the backward pass.
+// MOMENT. A momentum in gate space is computed here. The input is a = W x + b_ih; v = decay v + gain a. z starts as v (MOMENT = 1),
+// as v / sqrt(n + eps^2) (2) or as v / (sqrt(n) + eps) (3), with n = beta n + rest a^2 and rest = 1 - beta. The kernel holds
+// s = n / rest = beta s + a^2 instead of n. The momentum is one step ahead: it is computed while h is on its way to other CTAs.
+// v and s are saved every SPACING steps for the backward pass.
 //
-// INPUTS. With EXTRA > 0 the projection W x + b rides on the same product: EXTRA times 16 further columns,
-// in bfloat16 as high and low parts (see `spread`). With EXTRA = 0 the drive itself is read, (T, B, H, 4) in float32.
+// INPUTS. With EXTRA > 0 the projection W x + b rides on the same product: 16 EXTRA more columns,
+// in bfloat16 as high and low parts (see `pack_input`). With EXTRA = 0 the drive itself is read, (T, B, H, 4) in float32.
 //
 // All weights, but those for a momentum, carry a factor of -log2(e), or -2 log2(e) for g, so that sigmoid(z) = 1 / (1 + 2^z') and
 // tanh(z) = 2 / (1 + 2^z') - 1.
@@ -37,7 +37,6 @@
 // Compiled for CTAS = 1 to 8, EXTRA = 0 to 3, MOMENT = 0 to 3, and TABLE (whether decays are those of a
 // table, not of channels), KEEP, FINE, PACKED, EXTRAPOLATED = 0 or 1. Any H up to 32 CTAS: units beyond H have zero weights.
 
-constexpr int WARPS = 4;                // of a CTA: one for each quarter of a multiprocessor
 constexpr int THREADS = 32 * WARPS;
 constexpr int UNITS = 8 * WARPS;        // of a CTA
 constexpr int WIDTH = UNITS * CTAS;     // units of the cluster
@@ -53,11 +52,6 @@ constexpr int PIECES = EXTRA ? EXTRA : 2;               // of a thread's input o
 constexpr u32 PIECE = (EXTRA ? 8 : 16) * THREADS;       // bytes of that piece of all threads
 // Whether even and odd steps are compiled apart.
 constexpr bool BY_TWO = CTAS < 7 || FINE + PACKED + EXTRAPOLATED + (MOMENT == 0 ? 0 : EXTRA < 2 ? 1 : 2) < 2;
-constexpr int SPACING = 8;              // steps from one set of kept moments to the next
-constexpr float LOG2E = 1.4426950408889634f;
-
-// To a sum over high parts, what a sum with low ones adds.
-constexpr float LOW = 2048.f;
 
 // The four gates of a unit from their z', as sigmoids 1 / (1 + 2^z'), with one division; tanh(g) is 2 g - 1 of this g.
 struct Gates {
@@ -89,7 +83,7 @@ __device__ inline u32 counts_of(float v, float w) {
 
 extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREADS, 1)
     lstm_forward(const uint4 *__restrict__ weights,  // (R, CTA, warp, slice, 2, lane), see `pack_forward`
-                 const uint4 *__restrict__ low,      // the same of U_low, without the further columns
+                 const uint4 *__restrict__ low,      // the same of U_low, without the extra columns
                  const u32 *__restrict__ extra,      // (R, tile, step, EXTRA, lane, 2), or
                  const float4 *__restrict__ drive,   // (R, N, H): i, f, g, o
                  const float *__restrict__ bias,     // (R, 4, H) or null: b_hh, where a drive or a momentum is
@@ -108,16 +102,16 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
                  const float *__restrict__ n0,
                  float *__restrict__ last_v,         // (R, B, 4, H), or null
                  float *__restrict__ last_n,
-                 float4 *__restrict__ kept_moments,  // (R, T / SPACING, B, H, 1 or 2): v and s of i, f, g, o
-                 uint4 *__restrict__ kept_gates,     // (R, tile, step, warp, lane): gates of two rows, FINE two of these
-                 u32 *__restrict__ kept_cells,       // (R, tile, step and one more, warp, lane): c of two rows in halves, FINE two of these
+                 float4 *__restrict__ saved_moments,  // (R, T / SPACING, B, H, 1 or 2): v and s of i, f, g, o
+                 uint4 *__restrict__ saved_gates,     // (R, tile, step, warp, lane): gates of two rows, FINE two of these
+                 u32 *__restrict__ saved_cells,       // (R, tile, step and one more, warp, lane): c of two rows in halves, FINE two of these
                  const int *__restrict__ begins,     // (T + 1): of the N rows, where those of a step begin; all three if PACKED
                  const int *__restrict__ lengths,    // (B): steps of a row
                  const int *__restrict__ starts,     // (tile): steps of all tiles before
                  int T, int B, int H, int N, int total,  // total: steps of all tiles
                  int every, int decays,  // decays: 1 or B
-                 int each_weight, int each_input, int each_bias, int each_state, int each_z, int each_j, int each_mu,
-                 int each_gain, int each_v, float step, float beta, float rest, float eps) {  // each: 1, or 0: one for all replicas
+                 int own_weight, int own_input, int own_bias, int own_state, int own_z, int own_j, int own_mu,
+                 int own_gain, int own_v, float step, float beta, float rest, float eps) {  // own: 1, or 0: all replicas share one
   __shared__ __align__(128) unsigned char hidden[2 * BUFFER];
   __shared__ __align__(128) unsigned char inputs[AHEAD * PIECES * PIECE];
   __shared__ __align__(8) u64 barriers[2];
@@ -135,7 +129,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
 
   // The weights, for good.
   uint4 w[SLICES + EXTRA][2];
-  weights += (((size_t)replica * each_weight * CTAS + rank) * WARPS + warp) * (SLICES + EXTRA) * 64 + lane;
+  weights += (((size_t)replica * own_weight * CTAS + rank) * WARPS + warp) * (SLICES + EXTRA) * 64 + lane;
 #pragma unroll
   for (int k = 0; k < SLICES + EXTRA; k++) {
     w[k][0] = weights[(2 * k) * 32];
@@ -143,13 +137,13 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   }
   const u32 own_low = shared_address(lows) + (warp * SLICES * 64 + lane) * 16;
   if (FINE) {
-    low += (((size_t)replica * each_weight * CTAS + rank) * WARPS + warp) * SLICES * 64 + lane;
+    low += (((size_t)replica * own_weight * CTAS + rank) * WARPS + warp) * SLICES * 64 + lane;
     for (int k = 0; k < 2 * SLICES; k++) store(own_low + k * 512, low[k * 32]);
   }
 
   // h of before the first step into this CTA's first buffer, c into registers.
-  h0 += (size_t)replica * each_state * states;
-  c0 += (size_t)replica * each_state * states;
+  h0 += (size_t)replica * own_state * states;
+  c0 += (size_t)replica * own_state * states;
   for (int i = thread; i < 8 * WIDTH; i += THREADS) {
     const int u = i / 64 * 8 + i % 8, b = tile * 8 + i / 8 % 8;
     const float x = u < H && b < B ? h0[(size_t)b * H + u] : 0.f;
@@ -160,13 +154,13 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   float c[2] = {mine[0] ? c0[place] : 0.f, mine[1] ? c0[place + H] : 0.f};
   float old[2][4] = {}, j[2] = {0.f, 0.f};
   if (EXTRAPOLATED) {
-    z0 += ((size_t)replica * each_z * B + row) * 4 * H + unit;
+    z0 += ((size_t)replica * own_z * B + row) * 4 * H + unit;
 #pragma unroll
     for (int n = 0; n < 2; n++) {
 #pragma unroll
       for (int gate = 0; gate < 4; gate++)
         if (mine[n]) old[n][gate] = (gate == 2 ? -2.f * LOG2E : -LOG2E) * z0[(n * 4 + gate) * H];
-      if (mine[n]) j[n] = (float)((int)j0[replica * each_j * B + row + n] % every);
+      if (mine[n]) j[n] = (float)((int)j0[replica * own_j * B + row + n] % every);
     }
   }
 
@@ -179,16 +173,16 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
 #pragma unroll
     for (int gate = 0; gate < 4; gate++) {
       const int channel = gate * H + unit;
-      gains[gate] = gain && unit < H ? gain[(size_t)replica * each_gain * 4 * H + channel] : step;
-      if (!TABLE && unit < H) mus[gate] = mu[(size_t)replica * each_mu * 4 * H + channel];
+      gains[gate] = gain && unit < H ? gain[(size_t)replica * own_gain * 4 * H + channel] : step;
+      if (!TABLE && unit < H) mus[gate] = mu[(size_t)replica * own_mu * 4 * H + channel];
 #pragma unroll
       for (int n = 0; n < 2; n++) {
-        const size_t at = ((size_t)replica * each_v * B + row + n) * 4 * H + channel;
+        const size_t at = ((size_t)replica * own_v * B + row + n) * 4 * H + channel;
         if (mine[n] && v0) v[n][gate] = v0[at];
         if (MOMENT > 1 && mine[n] && n0) s[n][gate] = n0[at] * reciprocal(rest);
       }
     }
-    kept_moments += (((size_t)replica * ((T + SPACING - 1) / SPACING) * B + row) * H + unit) * MOMENTS;
+    saved_moments += (((size_t)replica * ((T + SPACING - 1) / SPACING) * B + row) * H + unit) * MOMENTS;
   }
   // The decays of the step that comes next, for two rows.
   const int other_row = decays > 1 && row + 1 < B;
@@ -200,13 +194,13 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
 
   constexpr int BLOCKS = CTAS * WARPS * 32 * PARTS;
   const int number = rank * WARPS + warp;
-  kept_gates += ((size_t)replica * total + start) * BLOCKS + number * 32 * PARTS + lane;
-  kept_cells += ((size_t)replica * (total + tiles) + start + tile) * BLOCKS + (number * 32 + lane) * PARTS;
+  saved_gates += ((size_t)replica * total + start) * BLOCKS + number * 32 * PARTS + lane;
+  saved_cells += ((size_t)replica * (total + tiles) + start + tile) * BLOCKS + (number * 32 + lane) * PARTS;
   auto keep_cells = [&]() {
     if (FINE)
-      *(float2 *)kept_cells = {c[0], c[1]};
+      *(float2 *)saved_cells = {c[0], c[1]};
     else
-      *kept_cells = half2_of(c[0], c[1]);
+      *saved_cells = half2_of(c[0], c[1]);
   };
   if (KEEP) keep_cells();
   y += (size_t)replica * N * H + place;
@@ -225,8 +219,8 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
 
   // Inputs on their way. Each thread copies what it will read itself, so nobody waits for others.
   const u32 own = settled(shared_address(inputs) + (EXTRA ? 8 : 16) * thread);
-  extra += (((size_t)replica * each_input * total + start) * EXTRA * 32 + lane) * 2;
-  drive += (size_t)replica * each_input * N * H + place;
+  extra += (((size_t)replica * own_input * total + start) * EXTRA * 32 + lane) * 2;
+  drive += (size_t)replica * own_input * N * H + place;
   auto fetch = [&](int t) {
     const u32 slot = own + t % AHEAD * PIECES * PIECE;
     if (EXTRA) {
@@ -245,7 +239,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   if (!EXTRA)
     for (int i = 0; i < 2 * AHEAD; i++) store(own + i * PIECE, uint4{0, 0, 0, 0});
   if ((MOMENT || !EXTRA) && bias && unit < H) {
-    bias += (size_t)replica * each_bias * 4 * H + unit;
+    bias += (size_t)replica * own_bias * 4 * H + unit;
     b_hh = {-LOG2E * bias[0], -LOG2E * bias[H], -2.f * LOG2E * bias[2 * H], -LOG2E * bias[3 * H]};
   }
   for (int t = 0; t < AHEAD - 1; t++) fetch(t);
@@ -282,11 +276,11 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
 #pragma unroll
       for (int n = 0; n < 2; n++)
         if (mine[n] && (!PACKED || t < ends[n])) {
-          float4 *to = kept_moments + n * H * MOMENTS;
+          float4 *to = saved_moments + n * H * MOMENTS;
           to[0] = {v[n][0], v[n][1], v[n][2], v[n][3]};
           if (MOMENT > 1) to[1] = {s[n][0], s[n][1], s[n][2], s[n][3]};
         }
-      kept_moments += states * MOMENTS;
+      saved_moments += states * MOMENTS;
     }
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -432,14 +426,14 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
       if (FINE) {
 #pragma unroll
         for (int n = 0; n < 2; n++)
-          kept_gates[n * 32] = {__float_as_uint(gates[n].i), __float_as_uint(gates[n].f), __float_as_uint(gates[n].g),
+          saved_gates[n * 32] = {__float_as_uint(gates[n].i), __float_as_uint(gates[n].f), __float_as_uint(gates[n].g),
                                 __float_as_uint(gates[n].o)};
       } else {
-        *kept_gates = {counts_of(gates[0].i, gates[0].f), counts_of(gates[0].g, gates[0].o),
+        *saved_gates = {counts_of(gates[0].i, gates[0].f), counts_of(gates[0].g, gates[0].o),
                        counts_of(gates[1].i, gates[1].f), counts_of(gates[1].g, gates[1].o)};
       }
-      kept_gates += BLOCKS;
-      kept_cells += BLOCKS;
+      saved_gates += BLOCKS;
+      saved_cells += BLOCKS;
       keep_cells();
     }
     if (PACKED)

@@ -1,32 +1,33 @@
 // One time step of one LSTM layer, in float32 throughout and in one launch, for a stream that has few rows.
 //
-// WHO OWNS WHAT. A block has UNITS units with all four gates, and ROWS rows of the batch. A gate of a unit has two warps:
-// one for its row of U by h, one for its row of W by x. So no warp has more than one row of weights to wait for,
-// and all of them are on their way at once. Then a thread for each unit and row adds up, and keeps its momentum and cell.
+// BLOCKS. A block computes all four gates of UNITS units, for ROWS rows of the batch. Each gate of a unit has two warps: one
+// multiplies its row of U by h, the other its row of W by x. So each warp waits for one row of weights only, and all rows
+// are loaded at the same time. Then one thread for each unit and row adds up the sums and updates moments and cell.
 //
-// STATE. Some blocks write h while others still read it, so h_in and h_out are two buffers; likewise k, the steps that a row
-// has taken. c, v and n belong to one thread each and are written where they were read.
+// STATE. Some blocks write h while others still read it, so h_in and h_out are two buffers. So are k_in and k_out, the number
+// of steps that a row has taken. An element of c, v and n has one thread, which writes it where it read it.
 //
-// DECAY. decay[row] if given, else by `every`: mu if negative, k / (k + 3) if 0, j / (j + 3) with j = k % every if positive.
+// DECAY. It is decay[row] if given. Else restart_every decides: mu if it is negative, k / (k + 3) if it is 0, and j / (j + 3)
+// with j = k % restart_every if it is positive.
 //
 // Compiled for ROWS = 1, 2, 4 or 8; MOMENTS = 0 without momentum, 1 with v, 2 with v and n. Any B, D and H; weights
 // as torch has them.
 
-constexpr int UNITS = 2;  // of a block: 128 blocks at H = 256, about one for each multiprocessor
+constexpr int UNITS = STEP_UNITS;
 constexpr int GATES = 4 * UNITS;
 constexpr int THREADS = 2 * GATES * 32;
 
-// So many floats that are loaded at once.
+// N floats that are loaded at once.
 template <int N>
 struct alignas(4 * N) Piece {
   float at[N];
 };
 
-// A row of weights by ROWS vectors of n numbers, `rows` of which are there: of each sum this lane's part.
+// This lane's part of the products of a row of weights with ROWS vectors of n numbers, of which `rows` exist.
 template <int N>
 __device__ inline void multiply(float (&sums)[ROWS], const float *__restrict__ weights, const float *__restrict__ x, int n,
                                 int rows, int lane) {
-  constexpr int AHEAD = (N == 1 ? 8 : 4) / (ROWS > 4 ? 2 : 1);  // pieces on their way, as registers allow
+  constexpr int AHEAD = (N == 1 ? 8 : 4) / (ROWS > 4 ? 2 : 1);  // pieces that are loaded at once, as registers allow
   for (int begin = N * lane; begin < n; begin += 32 * N * AHEAD) {
     Piece<N> w[AHEAD];
 #pragma unroll
@@ -47,7 +48,7 @@ __device__ inline void multiply(float (&sums)[ROWS], const float *__restrict__ w
     }
   }
 }
-// Over all lanes; lane i leaves with the sum of row i % ROWS.
+// The sums over all lanes. Lane i gets that of row i % ROWS.
 __device__ inline float add_up(float (&sums)[ROWS], int lane) {
 #pragma unroll
   for (int n = ROWS / 2; n > 0; n /= 2) {
@@ -63,9 +64,9 @@ __device__ inline float add_up(float (&sums)[ROWS], int lane) {
   return sums[0];
 }
 __device__ inline float sigmoid(float x) { return 1.f / (1.f + expf(-x)); }
-__device__ inline float scheduled(long long k, int every, float mu) {
-  if (every < 0) return mu;
-  const long long j = every ? k % every : k;
+__device__ inline float scheduled(long long k, int restart_every, float mu) {
+  if (restart_every < 0) return mu;
+  const long long j = restart_every ? k % restart_every : k;
   return (float)((double)j / (double)(j + 3));  // a ratio of counts, as exact as on a CPU
 }
 
@@ -84,14 +85,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
               float *__restrict__ n,               // (B, 4, H), if MOMENTS > 1
               const long long *__restrict__ k_in,  // (B,)
               long long *__restrict__ k_out,       // (B,), or null: another layer counts
-              int B, int D, int H, int every, float mu, float step,
-              float beta, float rest, float eps,   // rest: 1 - beta; eps: squared if inside
-              int inside) {                        // v / sqrt(n + eps), else v / (sqrt(n) + eps)
+              int B, int D, int H, int restart_every, float mu, float step,
+              float beta, float rest, float eps,   // rest: 1 - beta; eps: squared if eps_in_sqrt
+              int eps_in_sqrt) {                   // v / sqrt(n + eps), else v / (sqrt(n) + eps)
   __shared__ float sums[2][GATES][ROWS];
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   const int first = blockIdx.y * ROWS, rows = min(ROWS, B - first);
 
-  // What the end needs, asked for before the products.
+  // Load what the update needs before the products are computed.
   const int unit = blockIdx.x * UNITS + thread / ROWS, row = first + thread % ROWS;
   const bool mine = thread < UNITS * ROWS && unit < H && row < B;
   float old_v[4], old_n[4], bias_i[4], bias_h[4], old_c = 0.f, factor = 0.f;
@@ -106,11 +107,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       bias_i[g] = b_ih ? b_ih[g * H + unit] : 0.f;
       bias_h[g] = b_hh ? b_hh[g * H + unit] : 0.f;
     }
-    if (MOMENTS) factor = decay ? decay[row] : scheduled(k, every, mu);
+    if (MOMENTS) factor = decay ? decay[row] : scheduled(k, restart_every, mu);
     if (k_out && unit == 0) k_out[row] = k + 1;
   }
 
-  // Of unit u, gate g: warp 8 u + 2 g has U h, the next one W x.
+  // Warp 8 u + 2 g computes U h for gate g of unit u, and the next warp W x.
   const int number = warp / 2, side = warp % 2, own = blockIdx.x * UNITS + number / 4;
   const int length = side ? D : H;
   float parts[ROWS] = {};
@@ -144,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (MOMENTS > 1) {
       const float second = fmaf(beta, old_n[g], rest * a * a);
       n[place] = second;
-      drive /= inside ? sqrtf(second + eps) : sqrtf(second) + eps;
+      drive /= eps_in_sqrt ? sqrtf(second + eps) : sqrtf(second) + eps;
     }
     z[g] = drive + (sums[0][at][thread % ROWS] + bias_h[g]);
   }

@@ -9,12 +9,14 @@ import re
 import struct
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from .. import torch_internals
 
 Argument = Tensor | int | float | None
 Defines = tuple[tuple[str, int], ...]
@@ -99,38 +101,117 @@ def load(source: str, name: str, defines: Defines, device: int) -> "Kernel":
         with _lock:
             kernel = _kernels.get(key)
             if kernel is None:
-                kernel = _kernels[key] = Kernel(name, device, *_module(source, defines, device))
+                parameters = signature(source, name)
+                kernel = _kernels[key] = Kernel(name, device, parameters, *_module(source, defines, device))
     return kernel
 
 
-class Kernel:
-    """A kernel on a device, whose parameters are pointers, int and float."""
+class Signature:
+    """The parameters of a kernel, by which its arguments are named, checked and packed."""
 
-    def __init__(self, name: str, device: int, context: int | None, module: int | None) -> None:
+    def __init__(self, kernel: str, kinds: Mapping[str, str]) -> None:
+        """kinds: "pointer", "int" or "float" for the name of each parameter, in the kernel's order."""
+        self.kernel, self.kinds = kernel, dict(kinds)
+        formats = {"pointer": "Q", "int": "i4x", "float": "f4x"}
+        self._names = tuple(self.kinds)
+        self._are_pointers = tuple(kind == "pointer" for kind in self.kinds.values())
+        count = len(self._names)
+        self._layout = struct.Struct(f"={count}Q" + "".join(formats[kind] for kind in self.kinds.values()))
+        self._buffer = ctypes.c_uint64 * (2 * count)
+
+    def pack(self, arguments: Mapping[str, Argument]) -> "ctypes.Array[ctypes.c_uint64]":
+        """The arguments as the driver takes them: a pointer to each value, then the values, 8 bytes each."""
+        count, buffer = len(self._names), self._buffer()
+        start = ctypes.addressof(buffer) + 8 * count
+        try:
+            values: list[Any] = [arguments[name] for name in self._names]
+            numbers = [
+                (0 if value is None else value.data_ptr()) if is_pointer else value
+                for value, is_pointer in zip(values, self._are_pointers, strict=True)
+            ]
+            self._layout.pack_into(buffer, 0, *range(start, start + 8 * count, 8), *numbers)
+        except (KeyError, AttributeError, TypeError, struct.error, OverflowError):
+            raise self._error(arguments) from None
+        if len(arguments) != count:
+            raise self._error(arguments)
+        return buffer
+
+    def place(self, name: str) -> int:
+        """Where `pack` puts the value of an argument."""
+        return len(self._names) + self._names.index(name)
+
+    def _error(self, arguments: Mapping[str, Argument]) -> TypeError:
+        """What is wrong with the arguments."""
+        expected, given = set(self._names), set(arguments)
+        if expected != given:
+            lists = (", ".join(sorted(names)) or "none" for names in (expected - given, given - expected))
+            return TypeError("{} lacks the arguments {}; it does not know {}".format(self.kernel, *lists))
+        kinds = {"pointer": Tensor | None, "int": int, "float": int | float}
+        for name, kind in self.kinds.items():
+            value = arguments[name]
+            if not isinstance(value, kinds[kind]):
+                got = type(value).__name__
+                return TypeError(f"{self.kernel}: {name} should be of kind {kind}, got {got}")
+        return TypeError(f"{self.kernel}: a number does not fit into 32 bits")
+
+
+@functools.cache
+def signature(source: str, kernel: str) -> Signature:
+    """The signature of a kernel, read from its CUDA source."""
+    code = re.sub(r"//.*", "", source)
+    declared = re.search(rf"__global__[^;{{}}]*?\b{kernel}\(([^)]*)\)", code)
+    if declared is None:
+        raise LookupError(f"there is no kernel {kernel} in its source")
+    kinds = {}
+    for parameter in filter(None, map(str.strip, declared[1].split(","))):
+        name = re.split(r"[\s*]+", parameter)[-1]
+        kinds[name] = "pointer" if "*" in parameter else parameter.split()[0]
+    return Signature(kernel, kinds)
+
+
+class Kernel:
+    """A kernel on a device. Its parameters are pointers, int and float."""
+
+    def __init__(
+        self, name: str, device: int, parameters: Signature, context: int | None, module: int | None
+    ) -> None:
         function = ctypes.c_void_p()
         _call(context, _driver().cuModuleGetFunction, ctypes.byref(function), module, name.encode())
-        self.name, self.device = name, device
+        self.name, self.device, self.signature = name, device, parameters
         self._context, self._function = context, function.value
         self._shared = self._attribute(DYNAMIC_SHARED)
         # The driver would leave a multiprocessor with as much shared memory as one CTA needs, and so alone.
         self._set(SHARED_PERCENT, 100)
 
     def __call__(
-        self, grid: tuple[int, int, int], block: int, args: Sequence[Argument], shared: int = 0
+        self,
+        grid: tuple[int, int, int],
+        block: int,
+        arguments: Mapping[str, Argument],
+        shared: int = 0,
     ) -> None:
-        """Launches on torch's current stream, with so many bytes of dynamic shared memory."""
-        driver, function = _driver(), self._function
+        """Launch on torch's current stream. arguments: by name; shared: bytes of dynamic shared memory."""
         if shared > self._shared:
             self._set(DYNAMIC_SHARED, shared)
             self._shared = shared
-        stream = torch._C._cuda_getCurrentRawStream(self.device)
-        launch = function, *grid, block, 1, 1, shared, stream, pack(args), None
-        # As a rule the device's context is current. To try costs less than to make sure each time.
-        code = driver.cuLaunchKernel(*launch) if torch._C._cuda_getDevice() == self.device else NO_CONTEXT
-        if code == NO_CONTEXT:
-            _call(self._context, driver.cuLaunchKernel, *launch)
-        else:
-            _check(code)
+        self.launcher(grid, block, shared)(self.signature.pack(arguments))
+
+    def launcher(self, grid: tuple[int, int, int], block: int, shared: int = 0) -> Callable[[Any], None]:
+        """A function that launches the kernel, given arguments that `signature.pack` has packed."""
+        launch, function, device = _driver().cuLaunchKernel, self._function, self.device
+        shape = *grid, block, 1, 1, shared
+        raw_stream, current_device = torch_internals.raw_stream, torch_internals.current_device
+
+        def call(packed: Any) -> None:
+            everything = function, *shape, raw_stream(device), packed, None
+            # The device's context is almost always current: trying costs less than making sure each time.
+            code = launch(*everything) if current_device() == device else NO_CONTEXT
+            if code == NO_CONTEXT:
+                _call(self._context, launch, *everything)
+            elif code:
+                _check(code)
+
+        return call
 
     @functools.cached_property
     def alone(self) -> int:
@@ -154,35 +235,6 @@ class Kernel:
         value = ctypes.c_int()
         _call(self._context, _driver().cuFuncGetAttribute, ctypes.byref(value), which, self._function)
         return value.value
-
-
-def pack(args: Sequence[Argument]) -> "ctypes.Array[ctypes.c_uint64]":
-    """Arguments as the driver takes them: a pointer to each value, then the values, 8 bytes each."""
-    n = len(args)
-    buffer = (ctypes.c_uint64 * (2 * n))()
-    start = ctypes.addressof(buffer) + 8 * n
-    layout, values = _layout(tuple(map(type, args)))
-    numbers = [value(a) if value else a for a, value in zip(args, values, strict=True)]
-    layout.pack_into(buffer, 0, *range(start, start + 8 * n, 8), *numbers)
-    return buffer
-
-
-@functools.cache
-def _layout(types: tuple[type, ...]) -> tuple[struct.Struct, list[Callable[[Any], int] | None]]:
-    """Of arguments of these types the bytes, and what makes the number of each; None: it is one."""
-    known: list[tuple[type, str, Callable[[Any], int] | None]] = [
-        (Tensor, "Q", Tensor.data_ptr),
-        (type(None), "Q", lambda _: 0),
-        (int, "i4x", None),
-        (float, "f4x", None),
-    ]
-    rows = []
-    for t in types:
-        row = next((row for row in known if issubclass(t, row[0])), None)
-        if row is None:
-            raise TypeError(f"a kernel takes tensors, None, int and float, not {t.__name__}")
-        rows.append(row)
-    return struct.Struct(f"={len(types)}Q" + "".join(r[1] for r in rows)), [r[2] for r in rows]
 
 
 @functools.cache

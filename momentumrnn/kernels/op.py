@@ -1,4 +1,4 @@
-"""A layer of many LSTMs as operators of torch: their definition, and how autograd, vmap and tracing see them.
+"""A layer of many LSTMs as operators of torch, and how autograd, vmap and tracing see them.
 
     a_t = W x_t + b_ih
     v_t = decay v_{t-1} + gain a_t           the drive; without a momentum it is a_t
@@ -7,11 +7,11 @@
     i, f, g, o = z_t                         or z_t + mu_j (z_t - z_{t-1}), mu_j = j / (j + 3)
     c_t = σ(f) c_{t-1} + σ(i) tanh(g),  h_t = σ(o) tanh(c_t)
 
-`Inputs` says what each input is. `momentumrnn::lstm` returns y, (R, T, B, H) or (R, N, H), the final h and c,
-(R, B, H), and the final z, v and n, (R, B, 4H) where their first ones were given, else empty; and, where it
-should keep them, three buffers that only `fused` can read. `momentumrnn::lstm_backward` returns gradients in
-the inputs' shapes: of a shared input the sum over all replicas, of one that needs none an empty tensor. On a
-CPU the definition runs.
+`Inputs` says what each input is. `momentumrnn::lstm` returns y, (R, T, B, H) or (R, N, H), and the final h
+and c, (R, B, H). It returns the final z, v and n, (R, B, 4H), where their first ones were given, else empty
+tensors. Last come three buffers for the backward pass on a GPU, which are empty unless `keep` is true.
+`momentumrnn::lstm_backward` returns gradients in the inputs' shapes. That of a shared input is the sum over
+all replicas; that of an input that needs none is an empty tensor. On a CPU `definition` runs.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,122 +20,52 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.utils import enable_single_level_autograd_function
-from torch.autograd import forward_ad
-from torch.autograd.function import _SingleLevelFunction
 
+from .. import torch_internals
+from ..torch_internals import DispatchKeySet, call_below_autograd
+from . import backward, definition, forward
 from .inputs import REPLICATED, TENSORS, Inputs
+from .sizes import saved_sizes
 
 OUTPUTS = 6
-FIRST = OUTPUTS + 4  # of the inputs among the arguments of `lstm_backward`, after y and what was kept
+FIRST = (
+    OUTPUTS + 4
+)  # where the inputs begin among the arguments of `lstm_backward`: after y and what was saved
 
 _kinds = {Tensor | None: "Tensor?", float | None: "float?", Sequence[int]: "int[]"}
 _inputs = ", ".join(f"{_kinds.get(t) or t.__name__} {name}" for name, t in Inputs.__annotations__.items())
 _outputs = "Tensor y, Tensor h, Tensor c, Tensor z, Tensor v, Tensor n"
-_kept = "Tensor gates, Tensor cells, Tensor moments"
+_saved = "Tensor gates, Tensor cells, Tensor moments"
 _library: Any = torch.library.Library("momentumrnn", "DEF")  # type: ignore[no-untyped-call]
-_library.define(f"lstm({_inputs}, bool keep) -> ({_outputs}, {_kept})")
+_library.define(f"lstm({_inputs}, bool keep) -> ({_outputs}, {_saved})")
 _library.define(
     "lstm_backward(Tensor? dy, Tensor? dh, Tensor? dc, Tensor? dz, Tensor? dv, Tensor? dn, Tensor y_, "
-    f"{_kept}, {_inputs}, bool[] needs) -> ({', '.join(['Tensor'] * TENSORS)})"
+    f"{_saved}, {_inputs}, bool[] needs) -> ({', '.join(['Tensor'] * TENSORS)})"
 )
 _lstm: Any = torch.ops.momentumrnn.lstm.default
 _lstm_backward: Any = torch.ops.momentumrnn.lstm_backward.default
 
 
-class _Moving:
-    """A tensor of the state, (R, B, ...), of which a step changes the first rows."""
-
-    def __init__(self, start: Tensor) -> None:
-        self.all = start
-
-    def first(self, rows: int) -> Tensor:
-        return self.all[:, :rows]
-
-    def become(self, new: Tensor) -> Tensor:
-        whole = new.shape[1] == self.all.shape[1]
-        self.all = new if whole else torch.cat([new, self.all[:, new.shape[1] :]], 1)
-        return new
-
-
-def _run(inputs: Inputs) -> tuple[Tensor, ...]:
-    """The definition."""
-    x, w_ih, w_hh, b_ih, b_hh, h0, c0, z0, mu, gain, v0, n0, j, decay, step, beta, eps, *_ = inputs
-    replicas = inputs.replicas
-    width, driven = w_hh.shape[1], decay is not None or inputs.in_gate_space
-
-    def start(t: Tensor | None) -> _Moving:
-        zero = h0.new_zeros(1, h0.shape[1], width)
-        return _Moving((zero if t is None else t).expand(replicas, -1, -1))
-
-    h, c, z, v, n = map(start, (h0, c0, z0, v0, n0))
-    a = x if inputs.sizes else x.flatten(1, 2)
-    a = a if w_ih is None else a @ w_ih.mT
-    a = a if b_ih is None else a + b_ih[:, None]
-    ys = []
-    for t, a_t in enumerate(torch.split_with_sizes(a, list(inputs.steps), 1)):
-        rows = a_t.shape[1]
-        drive = a_t
-        if driven:
-            fade = mu[:, None] if mu is not None else decay[t, :rows, None]  # type: ignore[index]
-            drive = v.become(fade * v.first(rows) + (step if gain is None else gain[:, None]) * a_t)
-        if beta is not None:
-            n_t = n.become(beta * n.first(rows) + (1 - beta) * a_t * a_t)
-            drive = drive / ((n_t + eps**2).sqrt() if inputs.eps_in_sqrt else n_t.sqrt() + eps)
-        gates = drive + h.first(rows) @ w_hh.mT
-        gates = gates if b_hh is None else gates + b_hh[:, None]
-        if z0 is not None and j is not None:
-            before, j_t = z.first(rows), (j[:, :rows, None] + t) % inputs.every
-            gates = z.become(gates.expand_as(before)) + j_t / (j_t + 3) * (gates - before)
-        i, f, g, o = gates.chunk(4, -1)
-        c_t = c.become(f.sigmoid() * c.first(rows) + i.sigmoid() * g.tanh())
-        ys.append(h.become(o.sigmoid() * c_t.tanh()))
-    y = torch.cat(ys, 1)
-    y = y if inputs.sizes else y.view(len(y), *x.shape[1:3], -1)
-    last = (x.new_empty(0) if t is None else m.all for m, t in ((z, z0), (v, v0), (n, n0)))
-    return y, h.all, c.all, *last
-
-
-def _gradients(grads: Sequence[Tensor | None], inputs: Inputs, needs: Sequence[bool]) -> tuple[Tensor, ...]:
-    """What `lstm_backward` returns, by the definition."""
-    tensors, rest = inputs.tensors, inputs[TENSORS:]
-    wanted = [need and t is not None for t, need in zip(tensors, needs, strict=True)]
-
-    def outputs(*given: Tensor) -> tuple[Tensor, ...]:
-        some = iter(given)
-        every: Any = (next(some) if want else t for t, want in zip(tensors, wanted, strict=True))
-        return _run(Inputs(*every, *rest))
-
-    # Unlike torch.autograd.grad, it also runs under torch.func, and below autograd.
-    values, pull, *_ = torch.func.vjp(outputs, *(t for t, want in zip(tensors, wanted, strict=True) if want))
-    back = pull(tuple(torch.zeros_like(y) if g is None else g for y, g in zip(values, grads, strict=True)))
-    some = iter(back)
-    return tuple(next(some) if want else inputs.x.new_empty(0) for want in wanted)
-
-
 def _on_cpu(*args: Any) -> tuple[Tensor, ...]:
     inputs, keep = Inputs(*args[:-1]), args[-1]
-    outputs = [t.clone(memory_format=torch.contiguous_format) for t in _run(inputs)]
+    outputs = [t.clone(memory_format=torch.contiguous_format) for t in definition.outputs(inputs)]
     return *outputs, *(b.zero_() for b in _buffers(inputs, keep))
 
 
 def _backward_on_cpu(*args: Any) -> tuple[Tensor, ...]:
     # No mode of torch, under which torch.func fails here, reaches into another thread.
     with ThreadPoolExecutor(1) as thread:
-        found = thread.submit(_gradients, args[:OUTPUTS], Inputs(*args[FIRST:-1]), args[-1]).result()
-    return tuple(g.detach().contiguous() for g in found)
+        inputs = Inputs(*args[FIRST:-1])
+        gradients = thread.submit(definition.gradients, args[:OUTPUTS], inputs, args[-1]).result()
+    return tuple(g.detach().contiguous() for g in gradients)
 
 
 def _on_cuda(*args: Any) -> tuple[Tensor, ...]:
-    from . import fused
-
-    return fused.forward(Inputs(*args[:-1]), args[-1])
+    return forward.forward(Inputs(*args[:-1]), args[-1])
 
 
 def _backward_on_cuda(*args: Any) -> tuple[Tensor, ...]:
-    from . import fused
-
-    return fused.backward(args[:OUTPUTS], args[OUTPUTS:FIRST], Inputs(*args[FIRST:-1]), args[-1])
+    return backward.backward(args[:OUTPUTS], args[OUTPUTS:FIRST], Inputs(*args[FIRST:-1]), args[-1])
 
 
 def _traced(*args: Any) -> tuple[Tensor, ...]:
@@ -158,28 +88,21 @@ def _backward_traced(*args: Any) -> tuple[Tensor, ...]:
 
 
 def _buffers(inputs: Inputs, keep: bool) -> list[Tensor]:
-    """Room for what `lstm` keeps."""
-    from . import fused
-
-    return [inputs.x.new_empty(n, dtype=torch.int32) for n in (fused.kept(inputs) if keep else (0, 0, 0))]
-
-
-def _below(op: Any, keys: torch._C.DispatchKeySet, args: Sequence[Any]) -> Any:
-    """The operator without autograd."""
-    with torch._C._AutoDispatchBelowAutograd():
-        return op.redispatch(keys & torch._C._after_autograd_keyset, *args)
+    """Room for what `lstm` saves for its backward."""
+    lengths = saved_sizes(inputs) if keep else (0, 0, 0)
+    return [inputs.x.new_empty(length, dtype=torch.int32) for length in lengths]
 
 
-class _Forward(_SingleLevelFunction):
+class _Forward(torch_internals.SingleLevelFunction):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, keys: torch._C.DispatchKeySet, *args: Any) -> Any:
+    def forward(ctx: Any, keys: DispatchKeySet, *args: Any) -> Any:
         for name, needed in zip(Inputs._fields, ctx.needs_input_grad[1:], strict=False):
             if needed and name in ("decay", "j0"):
                 raise ValueError(f"{name} should not require a gradient, for it has none")
         *given, _ = args
         # Below this level of autograd there may be others, of torch.func, which should follow what is done.
         with torch.enable_grad():
-            outputs = _below(_lstm, keys, (*given, True))
+            outputs = call_below_autograd(_lstm, keys, (*given, True))
         tensors = TENSORS + 2
         ctx.rest = given[tensors:]
         ctx.save_for_backward(outputs[0], *outputs[OUTPUTS:], *given[:tensors])
@@ -189,54 +112,61 @@ class _Forward(_SingleLevelFunction):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         needs = ctx.needs_input_grad[1 : 1 + TENSORS]
-        found = _lstm_backward(*grads[:OUTPUTS], *ctx.saved_tensors, *ctx.rest, needs)
-        return None, *(g if n else None for g, n in zip(found, needs, strict=True)), *_nothing(ctx.rest)
+        gradients = _lstm_backward(*grads[:OUTPUTS], *ctx.saved_tensors, *ctx.rest, needs)
+        needed = (g if need else None for g, need in zip(gradients, needs, strict=True))
+        return None, *needed, *_no_gradients(ctx.rest)
 
 
-def _nothing(rest: Sequence[Any]) -> list[None]:
-    """The gradients of what comes after the tensors: decay, j0, the rest, and one more."""
+def _no_gradients(rest: Sequence[Any]) -> list[None]:
+    """For what comes after the tensors: j0, decay, the rest, and one more."""
     return [None] * (len(rest) + 3)
 
 
-class _Backward(_SingleLevelFunction):
-    """Differentiates the definition: what `lstm` kept are constants to autograd, not to mathematics."""
+class _Backward(torch_internals.SingleLevelFunction):  # type: ignore[misc]
+    """Differentiates the definition, because the buffers that `lstm` saved are constants to autograd."""
 
     @staticmethod
-    def forward(ctx: Any, keys: torch._C.DispatchKeySet, *args: Any) -> Any:
+    def forward(ctx: Any, keys: DispatchKeySet, *args: Any) -> Any:
         tensors = FIRST + TENSORS + 2
         *ctx.rest, ctx.needs = args[tensors:]
         ctx.save_for_backward(*args[:OUTPUTS], *args[FIRST:tensors])
         ctx.set_materialize_grads(False)
         with torch.enable_grad():
-            return _below(_lstm_backward, keys, args)
+            return call_below_autograd(_lstm_backward, keys, args)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         tensors, constants = ctx.saved_tensors[:-2], ctx.saved_tensors[-2:]
         needs = ctx.needs_input_grad[1 : 1 + OUTPUTS] + ctx.needs_input_grad[1 + FIRST : 1 + FIRST + TENSORS]
 
-        def again(*needed: Tensor) -> tuple[Tensor, ...]:
+        def first_gradients(*needed: Tensor) -> tuple[Tensor, ...]:
             given = iter(needed)
-            every: list[Any] = [next(given) if n else t for t, n in zip(tensors, needs, strict=True)]
+            every: list[Any] = [next(given) if need else t for t, need in zip(tensors, needs, strict=True)]
             inputs = Inputs(*every[OUTPUTS:], *constants, *ctx.rest)
-            return _gradients(every[:OUTPUTS], inputs, ctx.needs)
+            return definition.gradients(every[:OUTPUTS], inputs, ctx.needs)
 
-        values, pull, *_ = torch.func.vjp(again, *(t for t, n in zip(tensors, needs, strict=True) if n))
+        moving = (t for t, need in zip(tensors, needs, strict=True) if need)
+        values, pull, *_ = torch.func.vjp(first_gradients, *moving)
         grads = tuple(torch.zeros_like(v) if g is None else g for v, g in zip(values, grads, strict=True))
-        given = iter(pull(grads))
-        found = [next(given) if n else None for n in needs]
-        return None, *found[:OUTPUTS], *[None] * (FIRST - OUTPUTS), *found[OUTPUTS:], *_nothing(ctx.rest)
+        pulled = iter(pull(grads))
+        second = [next(pulled) if need else None for need in needs]
+        between = [None] * (FIRST - OUTPUTS)
+        return None, *second[:OUTPUTS], *between, *second[OUTPUTS:], *_no_gradients(ctx.rest)
 
 
 def _differentiable(op: Any, function: Any) -> Callable[..., Any]:
-    """A kernel for autograd. torch.library.register_autograd has a slower one, which torch.func refuses."""
+    """The autograd kernel of an operator.
 
-    def kernel(keys: torch._C.DispatchKeySet, *args: Any) -> Any:
-        # In forward mode it is there to refuse: without it such derivatives would be 0.
-        if (torch.is_grad_enabled() and torch._C._any_requires_grad(*args)) or forward_ad._current_level >= 0:
-            with enable_single_level_autograd_function():
+    That of torch.library.register_autograd is slower, and torch.func refuses it.
+    """
+
+    def kernel(keys: DispatchKeySet, *args: Any) -> Any:
+        follows = torch.is_grad_enabled() and torch_internals.any_requires_grad(args)
+        # In forward mode the function raises; without it the derivatives would silently be 0.
+        if follows or torch_internals.forward_mode_active():
+            with torch_internals.allow_single_level_functions():
                 return function.apply(keys, *args)
-        return _below(op, keys, args)
+        return call_below_autograd(op, keys, args)
 
     return kernel
 

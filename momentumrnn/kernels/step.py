@@ -1,4 +1,4 @@
-"""One time step of LSTM layers on lstm_step.cu: a launch for each layer, its arguments packed beforehand."""
+"""One time step of LSTM layers with lstm_step.cu: one launch a layer, its arguments packed in advance."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -7,59 +7,62 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import fused, nvrtc
+from . import launch, nvrtc
+from .constants import STEP_UNITS
 
-UNITS, THREADS = 2, 512  # of a block, see lstm_step.cu
-MOST = 8 * 65535  # rows, by the size of a grid
-X, Y, DECAY = 0, 1, 2  # the arguments that are others at each step
+THREADS = STEP_UNITS * 4 * 2 * 32  # of a block: two warps for each gate of a unit
+MAX_ROWS = 8 * 65535  # a block has at most 8 rows, a grid at most 65535 blocks of rows
 
 
-class Drive(NamedTuple):
-    """A momentum in numbers.
+class MomentumNumbers(NamedTuple):
+    """A momentum whose numbers are the same for all channels.
 
-    every: -1 for the constant decay mu, 0 for k / (k + 3), else that begun anew so often; beta: None without
-    a second moment; inside: whether eps² stands within the root.
+    restart_every: -1 for the constant decay mu; 0 for k / (k + 3) at step k; a positive number F for the same
+    with k % F in place of k. beta: None without a second moment. eps_in_sqrt: see `Momentum`.
     """
 
     mu: float = 0.0
-    every: int = -1
+    restart_every: int = -1
     step: float = 1.0
     beta: float | None = None
     eps: float = 1e-8
-    inside: bool = True
+    eps_in_sqrt: bool = True
 
 
 class Steps:
-    """The state of L layers for B rows, and what advances it by one step.
+    """The state of L layers for B rows, which each call advances by one step.
 
-    weights: of each layer W (4H, D), U (4H, H), and two biases (4H,) or None, which should stay where they
-    are as long as this is used; drive: None without momentum; h, c: (L, B, H); v, n: (L, B, 4H), or
-    (L, B, 0); k: (B,). All in float32 but k, on one GPU, weights contiguous.
+    weights: for each layer W (4H, D), U (4H, H), and two biases (4H,) or None. They must stay where they are.
+    momentum: None for plain layers. h, c: (L, B, H). v, n: (L, B, 4H), or (L, B, 0). k: (B,).
+    All are on one GPU and in float32, but k in int64. The weights are contiguous.
     """
 
     def __init__(
         self,
         weights: Sequence[Sequence[Tensor | None]],
-        drive: Drive | None,
+        momentum: MomentumNumbers | None,
         h: Tensor,
         c: Tensor,
         v: Tensor,
         n: Tensor,
         k: Tensor,
     ) -> None:
-        # Copies, in the order in which the kernel counts on them.
+        # Contiguous copies, as the kernel expects them.
         h, self.c, self.v, self.n, k = (
             t.clone(memory_format=torch.contiguous_format) for t in (h, c, v, n, k)
         )
+        # Each step reads h and k from one buffer and writes them to the other.
         self._h, self._k = (h, torch.empty_like(h)), (k, torch.empty_like(k))
         self._turn = 0
         B, H = h.shape[1:]
         rows = min(8, 1 << (B - 1).bit_length())
-        moments = 0 if drive is None else 1 if drive.beta is None else 2
-        grid = -(-H // UNITS), -(-B // rows), 1
-        self._launch = _launcher(h.device.index, grid, rows, moments)
-        self._packed = [self._pack(weights, drive or Drive(), moments, turn) for turn in (0, 1)]
-        self._values = len(self._packed[0][0]) // 2  # where the values begin, after a pointer to each
+        moments = 0 if momentum is None else 1 if momentum.beta is None else 2
+        grid = -(-H // STEP_UNITS), -(-B // rows), 1
+        signature, self._launch = _launcher(h.device.index, grid, rows, moments)
+        numbers = momentum or MomentumNumbers()
+        self._packed = [self._pack(signature, weights, numbers, turn) for turn in (0, 1)]
+        # The places of the arguments that change at each step.
+        self._x, self._y, self._decay = map(signature.place, ("x", "y", "decay"))
 
     @property
     def h(self) -> Tensor:
@@ -70,82 +73,69 @@ class Steps:
         return self._k[self._turn]
 
     def __call__(self, x: Tensor, y: Tensor, decay: Tensor | None = None) -> None:
-        """One step on x (B, D), whose h goes to y (B, H) too; decay: (B,) or None. All contiguous."""
-        layers, at = self._packed[self._turn], self._values
-        layers[0][at + X] = x.data_ptr()
-        layers[-1][at + Y] = y.data_ptr()
+        """One step on x (B, D). y (B, H) gets h of the last layer. decay: (B,) or None. All contiguous."""
+        layers = self._packed[self._turn]
+        layers[0][self._x] = x.data_ptr()
+        layers[-1][self._y] = y.data_ptr()
         if decay is not None:
             for packed in layers:
-                packed[at + DECAY] = decay.data_ptr()
+                packed[self._decay] = decay.data_ptr()
         for packed in layers:
             self._launch(packed)
         self._turn ^= 1
 
     def tensors(self) -> list[Tensor]:
-        """All memory that steps write to."""
+        """The tensors that steps write to."""
         return [*self._h, *self._k, self.c, self.v, self.n]
 
     def _pack(
-        self, weights: Sequence[Sequence[Tensor | None]], drive: Drive, moments: int, turn: int
+        self,
+        signature: nvrtc.Signature,
+        weights: Sequence[Sequence[Tensor | None]],
+        momentum: MomentumNumbers,
+        turn: int,
     ) -> list[Any]:
-        """The arguments of all layers, for every other step."""
+        """The arguments of all layers for the steps that read h from buffer `turn`."""
         h, k = (self._h[turn], self._h[turn ^ 1]), (self._k[turn], self._k[turn ^ 1])
-        beta = drive.beta or 0.0
-        eps = float(drive.eps) ** (2 if drive.inside else 1)
-        numbers = drive.every, *map(float, (drive.mu, drive.step, beta, 1 - beta, eps)), int(drive.inside)
-        found = []
-        for i, layer in enumerate(weights):
-            x = h[1][i - 1] if i > 0 else None
-            w_ih = layer[0]
+        beta = momentum.beta or 0.0
+        numbers = {
+            "restart_every": momentum.restart_every, "mu": float(momentum.mu), "step": float(momentum.step),
+            "beta": float(beta), "rest": float(1 - beta),
+            "eps": float(momentum.eps) ** (2 if momentum.eps_in_sqrt else 1),
+            "eps_in_sqrt": int(momentum.eps_in_sqrt),
+        }  # fmt: skip
+        packed = []
+        for i, (w_ih, w_hh, b_ih, b_hh) in enumerate(weights):
             assert w_ih is not None
-            state = h[0][i], h[1][i], self.c[i], self.v[i], self.n[i]
-            sizes = h[0].shape[1], w_ih.shape[1], h[0].shape[2]
-            last = i == len(weights) - 1
-            counts = k[0], k[1] if last else None
-            found.append(nvrtc.pack([x, None, None, *layer, *state, *counts, *sizes, *numbers]))
-        return found
+            arguments: dict[str, nvrtc.Argument] = {
+                "x": h[1][i - 1] if i > 0 else None, "y": None, "decay": None,
+                "w_ih": w_ih, "w_hh": w_hh, "b_ih": b_ih, "b_hh": b_hh,
+                "h_in": h[0][i], "h_out": h[1][i], "c": self.c[i], "v": self.v[i], "n": self.n[i],
+                # The last layer counts the steps for all.
+                "k_in": k[0], "k_out": k[1] if i == len(weights) - 1 else None,
+                "B": h[0].shape[1], "D": w_ih.shape[1], "H": h[0].shape[2], **numbers,
+            }  # fmt: skip
+            packed.append(signature.pack(arguments))
+        return packed
 
 
-def _launcher(device: int, grid: tuple[int, int, int], rows: int, moments: int) -> Callable[[Any], None]:
-    """What launches the kernel on the current stream; `Kernel.__call__` would pack all arguments again."""
-    kernel = fused._kernel("lstm_step", device, ROWS=rows, MOMENTS=moments)
-    launch, function, shape = nvrtc._driver().cuLaunchKernel, kernel._function, (*grid, THREADS, 1, 1, 0)
-    stream, current = torch._C._cuda_getCurrentRawStream, torch._C._cuda_getDevice
-
-    def call(packed: Any) -> None:
-        if current() != device:
-            nvrtc._call(kernel._context, launch, function, *shape, stream(device), packed, None)
-            return
-        code = launch(function, *shape, stream(device), packed, None)
-        if code == nvrtc.NO_CONTEXT:  # a thread that has not used the GPU yet
-            nvrtc._call(kernel._context, launch, function, *shape, stream(device), packed, None)
-        elif code:
-            nvrtc._check(code)
-
-    return call
+def _launcher(
+    device: int, grid: tuple[int, int, int], rows: int, moments: int
+) -> tuple[nvrtc.Signature, Callable[[Any], None]]:
+    """The kernel's signature, and a function that launches it with packed arguments."""
+    kernel = launch.kernel("lstm_step", device, ROWS=rows, MOMENTS=moments)
+    return kernel.signature, kernel.launcher(grid, THREADS)
 
 
 @functools.cache
-def lacking(device: torch.device) -> str:
-    """Why the kernel can't run on a device, for a user; empty if it can."""
+def why_unavailable(device: torch.device) -> str:
+    """Why the kernel can't run on a device, in words for a user; empty if it can."""
     if device.type != "cuda" or torch.version.cuda is None:
         return f"the layer is on {device}, not on an NVIDIA GPU"
     if nvrtc.missing():
         return nvrtc.missing()
     try:
-        fused._kernel("lstm_step", device.index, ROWS=1, MOMENTS=0)
+        launch.kernel("lstm_step", device.index, ROWS=1, MOMENTS=0)
     except RuntimeError as error:
         return str(error).splitlines()[0]
     return ""
-
-
-def stream(device: int) -> int:
-    """The current stream of a device, as a number. Raises if a CUDA graph is captured on it."""
-    if torch._C._cuda_isCurrentStreamCapturing():
-        raise RuntimeError("a Stream can't be part of a CUDA graph: its steps take turns between two buffers")
-    return torch._C._cuda_getCurrentRawStream(device)
-
-
-def current(device: torch.device) -> torch.cuda.Stream:
-    """The current stream of a device."""
-    return torch.cuda.current_stream(device)

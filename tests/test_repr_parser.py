@@ -1,4 +1,4 @@
-"""Spellings: `parse` inverts repr for all that can be described, runs no code, and says what it wanted."""
+"""`parse` inverts repr for all that a user can describe, runs no code, and says what it expected."""
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +9,7 @@ from momentumrnn import cells, init
 from momentumrnn.experiments.config import CELLS, INITS
 from momentumrnn.experiments.tasks import MNIST, PMNIST, TASKS, Adding, Copying
 from momentumrnn.momentum import MOMENTA
-from momentumrnn.spelling import nearest, parse
+from momentumrnn.repr_parser import nearest, parse
 
 for_all = settings(derandomize=True, deadline=None, max_examples=200, database=None)
 EVERY = (*MOMENTA, *CELLS, *INITS, *TASKS)

@@ -1,6 +1,6 @@
-"""drive.cu without a GPU: what ptxas says of it, and its indices and arithmetic in an emulator.
+"""momentum_backward.cu without a GPU: what ptxas says of it, and its indices and arithmetic in an emulator.
 
-`Case`, `reference` and `run` serve test_gpu_drive.py, too.
+`Case`, `reference` and `run` serve test_gpu_momentum_backward.py, too.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ import torch
 from conftest import assert_same
 from test_kernels import assert_fits, compiled
 
-from momentumrnn.kernels import fused
+from momentumrnn.kernels.constants import SPACING
 
 F64 = torch.float64
 
@@ -63,7 +63,7 @@ class Case:
 
     @property
     def numbers(self):
-        return [self.step, self.beta, 1 - self.beta, self.eps]
+        return {"step": self.step, "beta": self.beta, "rest": 1 - self.beta, "eps": self.eps}
 
     @property
     def steps(self):
@@ -119,7 +119,7 @@ def reference(case, given, g, last, dtype=F64):
     s = case.step if gain is None else gain.unsqueeze(1)
     loss, kept = 0, []
     for t in range(T):
-        if t % fused.SPACING == 0:
+        if t % SPACING == 0:
             there = case.rows[t].view(-1, 1, 1, 1)
             moments = [v, n / (1 - case.beta)][: case.moment]
             kept.append(torch.stack([weave(one) for one in moments], -2).where(there, torch.nan))
@@ -171,14 +171,20 @@ def run(case, given, gradient, last, kept, kernel, device="cpu", real=F64, half=
     x, b = given["x"], given["b"]
     if not F and b is not None:  # a that is given has its bias in it
         x, b = x + b.view(-1, 1, 1, 4 * H), None
-    inputs = [
-        place(dense(x) if F else weave(dense(x))),
-        *(place(t) for t in (given["w"], b, given["decay"], given["mu"], given["gain"])),
-    ]
-    sizes = [T, B, H, N, 1 if given["decay"] is None else given["decay"].shape[1]]
-    eaches = [int(R > 1 and len(x) == R)]
-    eaches += [int(R > 1 and case.number(name) == R) for name in ("w", "b", "mu", "gain")]
-    at = [place(begins, torch.int32), place(case.steps, torch.int32)] if packed else [None, None]
+    inputs = {
+        "x": place(dense(x) if F else weave(dense(x))),
+        "w_ih": place(given["w"]), "b_ih": place(b),
+        **{name: place(given[name]) for name in ("decay", "mu", "gain")},
+        "begins": place(begins, torch.int32) if packed else None,
+        "lengths": place(case.steps, torch.int32) if packed else None,
+        "T": T, "B": B, "H": H, "N": N, "decays": 1 if given["decay"] is None else given["decay"].shape[1],
+        "own_x": int(R > 1 and len(x) == R),
+        **{
+            f"own_{name}": int(R > 1 and case.number(letter) == R)
+            for name, letter in {"w": "w", "bias": "b", "mu": "mu", "gain": "gain"}.items()
+        },
+        **case.numbers,
+    }  # fmt: skip
 
     def padded(rows):
         """Rows as (R, T, B, 4 H), torch's order."""
@@ -205,10 +211,11 @@ def run(case, given, gradient, last, kept, kernel, device="cpu", real=F64, half=
             return buffer
 
         da = new(R, room, 2 + case.fine, H, 4, dtype=bfloat) if case.passed else None
-        backward(*case.launch, [
-            *inputs, kept, *at, chunk(high, half), chunk(low, half) if case.fine else None,
-            chunk(power, real), *carried, sums, da, first, end, room, *sizes, *eaches, *case.numbers,
-        ])  # fmt: skip
+        backward(*case.launch, inputs | {
+            "saved": kept, "dz": chunk(high, half), "dz_low": chunk(low, half) if case.fine else None,
+            "scales": chunk(power, real), "dv": carried[0], "dn": carried[1], "sums": sums, "da": da,
+            "first": first, "last": end, "room": room,
+        })  # fmt: skip
         if da is not None:
             assert da[:, count:].isnan().all()
             found[:, rows] = da[:, :count].to("cpu", F64).sum(2)
@@ -227,7 +234,7 @@ def run(case, given, gradient, last, kept, kernel, device="cpu", real=F64, half=
 
 
 def emulated(**kind):
-    return emulator.Machine().kernel("drive_backward", 0, **kind)
+    return emulator.Machine().kernel("momentum_backward", 0, **kind)
 
 
 ROWS = 37, 29, 25, 17, 16, 8, 1  # with kept moments and between them
@@ -330,9 +337,9 @@ def test_compiles(features):
         | {"CHANNELS": 1 + (i + i // 4) % 2}
         for i, kind in enumerate(KINDS)
     ]
-    for defines, (taken, shared) in zip(every, compiled("drive", every), strict=True):
+    for defines, (taken, shared) in zip(every, compiled("momentum_backward", every), strict=True):
         (one,) = taken.values()
         most = features == 15 and defines["MOMENT"] > 1 and defines["LEARNED"]
         assert one.stack <= (MOST if most else STACK), (defines, one)
         one = one._replace(stack=0, spill_stores=0, spill_loads=0)
-        assert_fits(one, shared, emulator.constants("drive", **defines).THREADS, 2)
+        assert_fits(one, shared, emulator.constants("momentum_backward", **defines).THREADS, 2)

@@ -16,18 +16,11 @@
 // threads are few. Threads: B 4H / CHANNELS.
 
 constexpr int SECOND = MOMENT > 1;
-constexpr int THREADS = 128;                        // of a block
-constexpr int SPACING = 8;                          // steps from one kept state to the next, as in `lstm_forward`
+constexpr int THREADS = MOMENTUM_THREADS;
 constexpr int WIDTH = FEATURES > 0 ? FEATURES : CHANNELS;  // numbers that a thread reads in a step
 constexpr int HELD = FEATURES > 2 ? 0 : 1;          // whether x of so many steps is in registers
 constexpr int PARTS = 2 + FINE;                     // of da
 constexpr int SUMS = FEATURES + 1 + 2 * LEARNED;    // of a row and channel: dW, db, d mu, d gain
-
-// What rounding to bfloat16 loses; nothing of inf.
-__device__ inline float low_part(float x) {
-  const float high = bfloat_part(x);
-  return fabsf(high) < __uint_as_float(0x7f800000) ? x - high : 0.f;
-}
 
 // Halves, or bfloat16s, of a thread's channels.
 __device__ inline float2 halves_at(const u16 *p) { return floats_of(CHANNELS == 2 ? *(const u32 *)p : *p); }
@@ -79,16 +72,16 @@ struct Channel {
 };
 struct Given {
   const float *w_ih, *b_ih, *decay, *mu, *gain;
-  int decays, each_w, each_bias, each_mu, each_gain;
+  int decays, own_w, own_bias, own_mu, own_gain;
   float step;
 
   __device__ Channel channel(int r, int place, int width) const {
     Channel c;
 #pragma unroll
-    for (int f = 0; f < FEATURES; f++) c.w[f] = w_ih[((size_t)r * each_w * width + place) * FEATURES + f];
-    c.bias = b_ih ? b_ih[(size_t)r * each_bias * width + place] : 0.f;
-    c.gain = gain ? gain[(size_t)r * each_gain * width + place] : step;
-    c.mu = !TABLE ? mu[(size_t)r * each_mu * width + place] : 0.f;
+    for (int f = 0; f < FEATURES; f++) c.w[f] = w_ih[((size_t)r * own_w * width + place) * FEATURES + f];
+    c.bias = b_ih ? b_ih[(size_t)r * own_bias * width + place] : 0.f;
+    c.gain = gain ? gain[(size_t)r * own_gain * width + place] : step;
+    c.mu = !TABLE ? mu[(size_t)r * own_mu * width + place] : 0.f;
     return c;
   }
   // The decay of a step, of which channels have none of their own.
@@ -96,7 +89,7 @@ struct Given {
   __device__ float of(const Channel &c, float fade) const { return TABLE ? fade : c.mu; }
 };
 // Backwards over the steps from `first`, a multiple of SPACING, to `last`, so many of them at a time: their moments are
-// computed again from what was kept, then it goes back through them. As in `lstm_forward` it has s = n / rest in place of n. With g
+// computed again from what was saved, then it goes back through them. As in `lstm_forward` it has s = n / rest in place of n. With g
 // the gradient of the drive and r the factor of v,
 //
 //   dv_t = g_t r_t + d_{t+1} dv_{t+1},   ds_t = g_t d drive / ds + beta ds_{t+1},   da_t = gain dv_t + 2 a_t ds_t.
@@ -105,24 +98,24 @@ struct Given {
 // second.
 // Where threads are few, registers are not: else the compiler saves them, and begins loads late.
 extern "C" __global__ void __launch_bounds__(THREADS, CHANNELS == 1 && HELD && !PACKED ? 5 : 0)
-    drive_backward(const float *__restrict__ x,        // (R, N, FEATURES), or a itself, (R, N, H, 4)
+    momentum_backward(const float *__restrict__ x,        // (R, N, FEATURES), or a itself, (R, N, H, 4)
                    const float *__restrict__ w_ih,     // (R, 4 H, FEATURES), or null
                    const float *__restrict__ b_ih,     // (R, 4 H), or null; a that is given has it in it
                    const float *__restrict__ decay,    // (T, 1) or (T, B), if TABLE
                    const float *__restrict__ mu,       // (R, 4 H), if not
                    const float *__restrict__ gain,     // (R, 4 H), or null: `step`
-                   const float *__restrict__ kept,     // (R, T / SPACING, B, H, 1 or 2, 4): v and s
+                   const float *__restrict__ saved,     // (R, T / SPACING, B, H, 1 or 2, 4): v and s
                    const int *__restrict__ begins,     // (T + 1), if PACKED
                    const int *__restrict__ lengths,    // (B), if PACKED
                    const u16 *__restrict__ dz,         // (R, room, H, 4): S g, of the rows from (first, 0) on
-                   const u16 *__restrict__ dz_low,     // the same: 2048 times what these halves left; if FINE
+                   const u16 *__restrict__ dz_low,     // the same: LOW times what these halves left; if FINE
                    const float *__restrict__ scales,   // (R, room): 1 / S
                    float *__restrict__ dv,             // (R, B, 4 H): comes with d dv of step `last`, or what last_v
                    float *__restrict__ dn,             // and last_n have; goes with d dv of step `first`
                    float *__restrict__ sums,           // (R, B, H, 4, SUMS), added to
                    u16 *__restrict__ da,               // (R, room, PARTS, H, 4): bfloat16s that add up to it; if PASSED
-                   int first, int last, int room, int T, int B, int H, int N, int decays, int each_x,
-                   int each_w, int each_bias, int each_mu, int each_gain, float step, float beta, float rest,
+                   int first, int last, int room, int T, int B, int H, int N, int decays, int own_x,
+                   int own_w, int own_bias, int own_mu, int own_gain, float step, float beta, float rest,
                    float eps) {  // rest: 1 - beta
   // Of a wide x, which is read twice, a and then da of this thread's steps.
   __shared__ float columns[HELD ? 1 : SPACING][CHANNELS][THREADS];
@@ -131,14 +124,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, CHANNELS == 1 && HELD && !
   if (b >= B) return;
   const int end = min(PACKED ? lengths[b] : T, last);
   if (end <= first) return;
-  const Given given = {w_ih, b_ih, decay + (decays > 1 ? b : 0), mu, gain, decays, each_w, each_bias, each_mu, each_gain, step};
+  const Given given = {w_ih, b_ih, decay + (decays > 1 ? b : 0), mu, gain, decays, own_w, own_bias, own_mu, own_gain, step};
   Channel channels[CHANNELS];
 #pragma unroll
   for (int c = 0; c < CHANNELS; c++) channels[c] = given.channel(r, own.place(c), width);
   const int stride = FEATURES > 0 ? FEATURES : width;
   const size_t states = (size_t)B * width, state = (size_t)b * width;
-  x += (size_t)r * each_x * N * stride + (FEATURES > 0 ? 0 : own.j);
-  kept += ((size_t)r * ((T + SPACING - 1) / SPACING) * states + state + own.j / 4 * 4) * (1 + SECOND) + own.j % 4;
+  x += (size_t)r * own_x * N * stride + (FEATURES > 0 ? 0 : own.j);
+  saved += ((size_t)r * ((T + SPACING - 1) / SPACING) * states + state + own.j / 4 * 4) * (1 + SECOND) + own.j % 4;
   auto row = [&](int t) { return (size_t)(PACKED ? begins[t] : t * B) + b; };
   // Among the rows of this chunk.
   const size_t before_here = (size_t)r * room - (PACKED ? begins[first] : first * B);
@@ -156,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CHANNELS == 1 && HELD && !
   auto back = [&](int s, bool whole, int steps) {
     float held[SPACING][HELD ? WIDTH : 1], fades[SPACING], by_v[SPACING][CHANNELS], by_s[SPACING][CHANNELS];
     float before[LEARNED ? SPACING : 1][CHANNELS], v[CHANNELS], second[CHANNELS] = {};
-    const float *from = kept + (size_t)(s / SPACING) * states * (1 + SECOND);
+    const float *from = saved + (size_t)(s / SPACING) * states * (1 + SECOND);
 #pragma unroll
     for (int c = 0; c < CHANNELS; c++) {
       v[c] = from[c];
@@ -179,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CHANNELS == 1 && HELD && !
 #pragma unroll
         for (int c = 0; c < CHANNELS; c++) {
           by_v[k][c] = (c ? high.y : high.x) * scale;
-          if (FINE) by_v[k][c] = fmaf((c ? low.y : low.x) * (1.f / 2048.f), scale, by_v[k][c]);
+          if (FINE) by_v[k][c] = fmaf((c ? low.y : low.x) * (1.f / LOW), scale, by_v[k][c]);
         }
         fades[k] = given.fade(s + k);
 #pragma unroll

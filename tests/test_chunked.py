@@ -1,4 +1,4 @@
-"""The recurrence with a backward written by hand: across its chunks, and in every way autograd can ask."""
+"""`chunked`, whose backward is written by hand: across its chunks, and in every way autograd can ask."""
 
 import copy
 from contextlib import nullcontext
@@ -24,7 +24,7 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import momentumrnn as mr
-from momentumrnn.backends import recurrence
+from momentumrnn.backends import chunked
 
 F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
 # Every cell with a second moment, and, where torch's layer doesn't run, without and with a linear one.
@@ -52,12 +52,12 @@ FEW = [
     ("Adam-printed", "tanh"),
     ("None", "modrelu"),
 ]
-every_variant = pytest.mark.parametrize(("momentum", "cell"), VARIANTS)
-a_few = pytest.mark.parametrize(("momentum", "cell"), FEW)
+over_variants = pytest.mark.parametrize(("momentum", "cell"), VARIANTS)
+over_few = pytest.mark.parametrize(("momentum", "cell"), FEW)
 
 
-def with_each(*names):
-    """The few, with each of these parts of a State or weights that they have."""
+def over_parts(*names):
+    """The few variants, with each of these tensors that a variant has."""
     without = {"None": {"v", "n"}, "HeavyBall": {"n"}}
     return pytest.mark.parametrize(
         ("momentum", "cell", "name"),
@@ -66,7 +66,7 @@ def with_each(*names):
 
 
 def by_hand(cell, momentum, *args, **options):
-    """A layer that the recurrence runs, with biases that matter: gate inputs and thresholds away from 0."""
+    """A layer that `chunked` runs, with biases that matter: gate inputs and thresholds away from 0."""
     net = layer(cell, momentum, *args, backend="native", **options)
     for name, p in net.named_parameters():
         if name.startswith("bias"):
@@ -97,9 +97,9 @@ def outputs_of(out, after):
     return {name: t for name, t in tensors.items() if t.numel()}
 
 
-@every_variant
+@over_variants
 def test_runs(momentum, cell):
-    """The tests below are of the recurrence."""
+    """The tests below run `chunked`."""
     net, x = by_hand(cell, momentum, 2, 3), leaf(4, 2, 2)
     assert "written by hand" in net.explain(x)
     functions, seen = [net(x)[0].grad_fn], set()
@@ -108,10 +108,10 @@ def test_runs(momentum, cell):
         if function is not None and function not in seen:
             seen.add(function)
             functions += [f for f, _ in function.next_functions]
-    assert "_LayerBackward" in {function.name() for function in seen}
+    assert "_ChunkedLayerBackward" in {function.name() for function in seen}
 
 
-@every_variant
+@over_variants
 @pytest.mark.parametrize("steps", [1, 15, 16, 17, 33, 50])
 def test_lengths(momentum, cell, steps):
     """Whole chunks of 16 steps, and what is left over; from a State whose rows have their own counts."""
@@ -119,7 +119,7 @@ def test_lengths(momentum, cell, steps):
     assert_oracle(net, leaf(steps, 2, 2), begun(net, [3, 0]))
 
 
-@every_variant
+@over_variants
 @pytest.mark.parametrize(
     "lengths", [[33, 17, 16, 15, 1], [16, 32, 32], [34, 31, 33, 32, 2], [17, 1, 1]], ids=repr
 )
@@ -135,28 +135,28 @@ def test_packed(momentum, cell, lengths):
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5])
-@every_variant
+@over_variants
 def test_small_chunks(momentum, cell, steps, monkeypatch):
     """Chunks of a step or a few, as large batches have them: results are those of chunks of 16, to 1e-10."""
-    made = []
+    smaller_chunks = []
 
     def smaller(*args):
         spans = [span for chunk in original(*args) for span in chunk]
-        made.append([spans[i : i + steps] for i in range(0, len(spans), steps)])
-        return made[-1]
+        smaller_chunks.append([spans[i : i + steps] for i in range(0, len(spans), steps)])
+        return smaller_chunks[-1]
 
-    original = recurrence.chunks
+    original = chunked.chunks
     net = by_hand(cell, momentum, 2, 3)
     x, state, lengths = leaf(7, 3, 2), begun(net, [3, 0, 1]), [7, 5, 2]
     inputs = list(inputs_of(net, x, state).values())
     want = call(net, x, state, lengths)
-    sought = gradients(want, inputs)
-    monkeypatch.setattr(recurrence, "chunks", smaller)
+    want_gradients = gradients(want, inputs)
+    monkeypatch.setattr(chunked, "chunks", smaller)
     got = call(net, x, state, lengths)
     assert_same(got, want)
-    assert_same(gradients(got, inputs), sought)
-    assert made
-    assert all(len(chunk) <= steps for chunk in made[0])
+    assert_same(gradients(got, inputs), want_gradients)
+    assert smaller_chunks
+    assert all(len(chunk) <= steps for chunk in smaller_chunks[0])
 
 
 @pytest.mark.parametrize(
@@ -165,12 +165,12 @@ def test_small_chunks(momentum, cell, steps, monkeypatch):
 def test_chunks(rows, steps):
     """All rows once, in order; up to 16 steps and 2^20 numbers, and always one step."""
     sizes = [rows] * 9 + [1] * 9
-    found = recurrence.chunks(sizes, 12, torch.device("cpu"))
-    assert max(map(len, found)) == steps
-    spans = [span for chunk in found for span in chunk]
+    all_chunks = chunked.chunks(sizes, 12, torch.device("cpu"))
+    assert max(map(len, all_chunks)) == steps
+    spans = [span for chunk in all_chunks for span in chunk]
     assert [span.rows for span in spans] == sizes
     assert [span.begin for span in spans] == [sum(sizes[:t]) for t in range(18)]
-    assert [span.before for span in spans] == [-1, *(span.begin for span in spans[:-1])]
+    assert [span.previous for span in spans] == [-1, *(span.begin for span in spans[:-1])]
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ def weighed(outputs):
     return sum((o * torch.arange(1, o.numel() + 1).view(o.shape).sin()).sum() for o in outputs)
 
 
-@every_variant
+@over_variants
 def test_each_input_alone(momentum, cell):
     """A gradient is the same whichever other inputs have one."""
     net = by_hand(cell, momentum, 2, 3)
@@ -240,12 +240,12 @@ def test_each_input_alone(momentum, cell):
         assert_same(torch.autograd.grad(loss(), tensor), [whole[name]])
 
 
-@every_variant
+@over_variants
 def test_each_output_alone(momentum, cell):
     """The gradients of each output by itself, and of all at once, are the reference's."""
     net = by_hand(cell, momentum, 2, 3)
     x, state, lengths = leaf(18, 2, 2), begun(net, [3, 0]), [18, 5]
-    found = []
+    results = []
     for one in (net, reference(net)):
         inputs = inputs_of(one, x, state)
         outputs = outputs_of(*call(one, x, state, lengths))
@@ -253,20 +253,20 @@ def test_each_output_alone(momentum, cell):
             [torch.zeros_like(i) if g is None else g for g, i in zip(gs, inputs.values(), strict=True)]
             for gs in (gradients(outputs[name], list(inputs.values())) for name in outputs)
         ]
-        found.append(alone)
-    assert_same(*found)
+        results.append(alone)
+    assert_same(*results)
 
 
-@every_variant
-def test_again(momentum, cell):
+@over_variants
+def test_repeated_backward(momentum, cell):
     """A second backward pass gives the same gradients, to the bit; so does another call."""
     net = by_hand(cell, momentum, 2, 3)
     x, state = leaf(18, 2, 2), begun(net, [3, 0])
     inputs = list(inputs_of(net, x, state).values())
     once = call(net, x, state)
-    first = gradients(once, inputs)
+    want = gradients(once, inputs)
     for result in (once, call(net, x, state)):
-        assert all(map(torch.equal, gradients(result, inputs), first))
+        assert all(map(torch.equal, gradients(result, inputs), want))
 
 
 def unless_refused(function):
@@ -279,7 +279,7 @@ def unless_refused(function):
         return None
 
 
-@with_each("y", "hidden[0]", "v", "x", "state", "weight_hh_l0", "k")
+@over_parts("y", "hidden[0]", "v", "x", "state", "weight_hh_l0", "k")
 @pytest.mark.parametrize("graph", [False, True], ids=["once", "twice"])
 def test_changed_in_place(momentum, cell, name, graph):
     """What changes between forward and backward is refused by autograd, or changes no gradient."""
@@ -303,7 +303,7 @@ def test_changed_in_place(momentum, cell, name, graph):
         assert_same(got, want)
 
 
-@a_few
+@over_few
 def test_output_changed_in_place(momentum, cell):
     """Relu on the output, in place: right, or refused, never another gradient."""
     net, x = by_hand(cell, momentum, 2, 3), leaf(18, 2, 2)
@@ -313,7 +313,7 @@ def test_output_changed_in_place(momentum, cell):
         assert_same(got, gradients(net(x)[0].relu(), inputs))
 
 
-@every_variant
+@over_variants
 def test_second_derivatives(momentum, cell):
     net = by_hand(cell, momentum, 2, 2)
     x, state = leaf(3, 2, 2), begun(net, [3, 0])
@@ -321,43 +321,43 @@ def test_second_derivatives(momentum, cell):
     inputs = inputs_of(net, x, state)
 
     def function(*tensors):
-        given = dict(zip(inputs, tensors, strict=True))
-        hidden = tuple(given.pop(f"hidden[{i}]") for i in range(len(state.hidden)))
-        now = state._replace(hidden=hidden, v=given.pop("v", state.v), n=given.pop("n", state.n))
-        out, after = functional_call(net, {k: w for k, w in given.items() if k != "x"}, (given["x"], now))
+        named = dict(zip(inputs, tensors, strict=True))
+        hidden = tuple(named.pop(f"hidden[{i}]") for i in range(len(state.hidden)))
+        now = state._replace(hidden=hidden, v=named.pop("v", state.v), n=named.pop("n", state.n))
+        out, after = functional_call(net, {k: w for k, w in named.items() if k != "x"}, (named["x"], now))
         return tuple(outputs_of(out, after).values())
 
     assert gradgradcheck(function, list(inputs.values()), fast_mode=True, atol=1e-7, rtol=1e-5)
 
 
-@with_each("x", "hidden[0]", "v", "n", "weight_ih_l0", "weight_hh_l0", "bias_hh_l0")
+@over_parts("x", "hidden[0]", "v", "n", "weight_ih_l0", "weight_hh_l0", "bias_hh_l0")
 def test_second_derivatives_of_one_input(momentum, cell, name):
     """Where only one input has a gradient, some outputs have none."""
     net = by_hand(cell, momentum, 2, 3).requires_grad_(False)
     x, state = torch.randn(4, 2, 2, dtype=F64), begun(net, [3, 0]).detach()
-    found = []
+    results = []
     for one in (net, reference(net)):
         tensor = inputs_of(one, x, state)[name].requires_grad_()
         (grad,) = torch.autograd.grad(call(one, x, state)[0].square().sum(), tensor, create_graph=True)
-        found.append((grad, *torch.autograd.grad(grad.square().sum(), tensor)))
-    assert_same(*found)
+        results.append((grad, *torch.autograd.grad(grad.square().sum(), tensor)))
+    assert_same(*results)
 
 
-@with_each("y", "hidden[0]", "v", "n")
+@over_parts("y", "hidden[0]", "v", "n")
 def test_batched_gradients(momentum, cell, name):
     """Many gradients of one output at once."""
     net = by_hand(cell, momentum, 2, 2)
     x, state = leaf(3, 2, 2), begun(net, [3, 0])
-    found = []
+    results = []
     for one in (net, reference(net)):
         output = outputs_of(*call(one, x, state))[name]
         unit = torch.eye(output.numel(), dtype=F64).view(-1, *output.shape)
         inputs = [x, one.weight_ih_l0] if name in "vn" else [x, *state.hidden, *one.parameters()]
-        found.append(torch.autograd.grad(output, inputs, unit, is_grads_batched=True))
-    assert_same(*found)
+        results.append(torch.autograd.grad(output, inputs, unit, is_grads_batched=True))
+    assert_same(*results)
 
 
-@every_variant
+@over_variants
 def test_without_gradients(momentum, cell):
     """no_grad and inference_mode give the same numbers, to the bit, and so do frozen weights."""
     net = by_hand(cell, momentum, 2, 3, 2)
@@ -377,7 +377,7 @@ def moments(state):
     return state.v, state.n if state.n.numel() else None, state.k.tolist()
 
 
-@every_variant
+@over_variants
 def test_layouts(momentum, cell):
     """Inputs, states and weights that are expanded, transposed or strided, and gradients that are."""
     net = by_hand(cell, momentum, 2, 3)
@@ -391,7 +391,7 @@ def test_layouts(momentum, cell):
         leaf(2, 18, 2),
     )
     strided.requires_grad_()
-    for base, x, given in (
+    for base, x, start in (
         (strided, strided[:, ::2, 1::2], state),
         (short, short.expand(18, 2, 2), rows),
         (few, few.expand(18, 2, 2), rows),
@@ -399,23 +399,25 @@ def test_layouts(momentum, cell):
     ):
         inputs = [base, *net.parameters(), *state.hidden, *(t for t in (state.v, state.n) if t.numel())]
         got, want = (
-            functional_call(net, weights, (x, given)),
-            expected(net, x, None, given.hidden, moments(given)),
+            functional_call(net, weights, (x, start)),
+            expected(net, x, None, start.hidden, moments(start)),
         )
         assert_same((got[0], got[1].hidden), want[:2])
-        found, sought = ((r[0], r[1].hidden) if isinstance(r[1], mr.State) else r[:2] for r in (got, want))
-        assert_same(gradients(found, inputs), gradients(sought, inputs))
+        got_outputs, want_outputs = (
+            (r[0], r[1].hidden) if isinstance(r[1], mr.State) else r[:2] for r in (got, want)
+        )
+        assert_same(gradients(got_outputs, inputs), gradients(want_outputs, inputs))
 
 
-@every_variant
+@over_variants
 def test_expanded_gradients(momentum, cell):
     net = by_hand(cell, momentum, 2, 3, batch_first=True)
-    x, found = leaf(2, 18, 2), []
+    x, results = leaf(2, 18, 2), []
     for one in (net, reference(net)):
         out, final = one(x)
         loss = out.sum() + sum(h.sum() for h in leaves(final))
-        found.append(torch.autograd.grad(loss, [x, *one.parameters()]))
-    assert_same(*found)
+        results.append(torch.autograd.grad(loss, [x, *one.parameters()]))
+    assert_same(*results)
 
 
 class Products(TorchDispatchMode):
@@ -474,21 +476,21 @@ steadily = pytest.mark.parametrize(
 def test_narrow(cell, momentum, dtype):
     """Outputs, final State and gradients are those of float64 with the same weights, to the tolerance."""
     net = steady(cell, momentum, dtype)
-    exact, x, found = reference(net).double(), torch.randn(20, 3, 3, dtype=dtype), []
+    exact, x, results = reference(net).double(), torch.randn(20, 3, 3, dtype=dtype), []
     for one in (net, exact):
-        given = x.to(one.weight_ih_l0.dtype, copy=True).requires_grad_()
-        got = one(given, one.initial_state(3))
-        found.append((got, gradients(got, [given, *one.parameters()])))
-    assert found[0][0][0].dtype == dtype
-    assert found[0][0][1].v.dtype == F32
-    assert all(g.dtype == dtype for g in found[0][1])
-    assert_same(*found, dtype if dtype in TOLERANCE else BF16)
+        inputs = x.to(one.weight_ih_l0.dtype, copy=True).requires_grad_()
+        got = one(inputs, one.initial_state(3))
+        results.append((got, gradients(got, [inputs, *one.parameters()])))
+    assert results[0][0][0].dtype == dtype
+    assert results[0][0][1].v.dtype == F32
+    assert all(g.dtype == dtype for g in results[0][1])
+    assert_same(*results, dtype if dtype in TOLERANCE else BF16)
 
 
 def test_long_sums_in_16_bits(monkeypatch):
     """The gradients of weights are sums over 1600 chunks: all that they add up must count."""
-    whole = recurrence.chunks
-    monkeypatch.setattr(recurrence, "chunks", lambda *args: [[s] for chunk in whole(*args) for s in chunk])
+    whole = chunked.chunks
+    monkeypatch.setattr(chunked, "chunks", lambda *args: [[s] for chunk in whole(*args) for s in chunk])
     net = mr.GRU(3, 4, momentum=mr.HeavyBall(mu=0.6, step=0.4), dtype=BF16, backend="native")
     x, exact = torch.randn(1600, 4, 3, dtype=BF16), copy.deepcopy(net).double()
     net(x)[0].sum().backward()
@@ -501,7 +503,7 @@ def test_long_sums_in_16_bits(monkeypatch):
 def test_a_drive_too_large_for_float16(cell, sign):
     """Is held at the largest number, and there has no gradient; in the next row it has."""
     momentum = mr.Adam(mu=0.5, step=1.0, beta=0.9)
-    found = []
+    results = []
     for backend in ("native", "reference"):
         net = mr.Recurrent(CELLS[cell], 2, 2, momentum=momentum, dtype=F16, backend=backend)
         with torch.no_grad():
@@ -520,8 +522,8 @@ def test_a_drive_too_large_for_float16(cell, sign):
         assert grads[0][:, 1].count_nonzero() > 0
         # It is the drive that is held, and not v, which streams on.
         assert after.v[0, 0, 0].item() == pytest.approx(sign * 0.25e6, rel=1e-3)
-        found.append(((out, after), grads))
-    assert_same(*found, BF16)
+        results.append(((out, after), grads))
+    assert_same(*results, BF16)
 
 
 @steadily
@@ -529,7 +531,7 @@ def test_a_drive_too_large_for_float16(cell, sign):
 def test_autocast(cell, momentum, dtype):
     """Dtypes are the reference's, results near those without it, gradients in the weights' dtype."""
     net = steady(cell, momentum, dtype)
-    x, found, kinds = leaf(9, 2, 3, dtype=dtype), [], []
+    x, results, kinds = leaf(9, 2, 3, dtype=dtype), [], []
     for one, mode in (
         (net, torch.autocast("cpu", BF16)),
         (reference(net), torch.autocast("cpu", BF16)),
@@ -539,10 +541,10 @@ def test_autocast(cell, momentum, dtype):
             got = one(x, one.initial_state(2))
         grads = gradients(got, [x, *one.parameters()])
         assert all(g.dtype == dtype for g in grads)
-        found.append((got, grads))
+        results.append((got, grads))
         kinds.append([t.dtype for t in leaves(got)])
     assert kinds[0] == kinds[1]
-    assert_same(found[0], found[2], BF16)
+    assert_same(results[0], results[2], BF16)
 
 
 def test_printed_adam_at_zero():

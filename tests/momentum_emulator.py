@@ -1,4 +1,4 @@
-"""The kernel of drive.cu in numpy, for all threads of a replica at once; emulator.py launches it.
+"""The kernel of momentum_backward.cu in numpy, for all threads of a replica at once; emulator.py launches it.
 
 Of what a thread has, threads are the first axis and its channels the next one.
 """
@@ -30,17 +30,17 @@ class Owned:
 class Channel:
     """The numbers of a thread's channels."""
 
-    def __init__(self, k, r, place, width, w_ih, b_ih, decay, mu, gain, decays, each_w, each_bias, each_mu,
-                 each_gain, step):  # fmt: skip
+    def __init__(self, k, r, place, width, w_ih, b_ih, decay, mu, gain, decays, own_w, own_bias, own_mu,
+                 own_gain, step):  # fmt: skip
         assert bool(decay) == k.TABLE != bool(mu), "a table has decays, else channels have"
         assert bool(w_ih) == (k.FEATURES > 0) >= bool(b_ih), "weights are there for features"
         self.k, self.decay, self.decays = k, decay, decays
         if k.FEATURES:
-            at = (r * each_w * width + place) * k.FEATURES
+            at = (r * own_w * width + place) * k.FEATURES
             self.w = np.stack([w_ih[at + f] for f in range(k.FEATURES)], -1)
-        self.bias = b_ih[r * each_bias * width + place] if b_ih else np.zeros(place.shape)
-        self.gain = gain[r * each_gain * width + place] if gain else np.full(place.shape, step)
-        self.mu = np.zeros(place.shape) if k.TABLE else mu[r * each_mu * width + place]
+        self.bias = b_ih[r * own_bias * width + place] if b_ih else np.zeros(place.shape)
+        self.gain = gain[r * own_gain * width + place] if gain else np.full(place.shape, step)
+        self.mu = np.zeros(place.shape) if k.TABLE else mu[r * own_mu * width + place]
 
     def project(self, x):
         """x: threads by WIDTH."""
@@ -60,10 +60,10 @@ def inverse_root(x):
     return 1 / np.sqrt(x)
 
 
-def reader(k, own, x, begins, r, each_x, N, B, width):
+def reader(k, own, x, begins, r, own_x, N, B, width):
     """The row of a step, and what a thread reads of it: threads by WIDTH."""
     stride = k.FEATURES or width
-    x += r * each_x * N * stride + (0 if k.FEATURES else own.j)
+    x += r * own_x * N * stride + (0 if k.FEATURES else own.j)
 
     def row(t):
         return (begins[t] if k.PACKED else t * B) + own.b
@@ -80,12 +80,12 @@ def choose(there, x, y):
 
 
 @np.errstate(all="ignore")  # inf and nan are results
-def drive_backward(
-    blocks, r, k, x, w_ih, b_ih, decay, mu, gain, kept, begins, lengths, dz, dz_low, scales, dv, dn, sums, da,
-    first, last, room, T, B, H, N, decays, each_x, each_w, each_bias, each_mu, each_gain, step, beta, rest,
+def momentum_backward(
+    blocks, r, k, x, w_ih, b_ih, decay, mu, gain, saved, begins, lengths, dz, dz_low, scales, dv, dn, sums,
+    da, first, last, room, T, B, H, N, decays, own_x, own_w, own_bias, own_mu, own_gain, step, beta, rest,
     eps,
 ):  # fmt: skip
-    assert first % k.SPACING == 0, "a chunk begins where moments were kept"
+    assert first % k.SPACING == 0, "a chunk begins where moments were saved"
     assert bool(dz_low) == k.FINE, "dz_low is there if it is fine"
     assert bool(da) == k.PASSED, "da is there if it is passed"
     own, width = Owned(blocks, k, B, H), 4 * H
@@ -96,11 +96,11 @@ def drive_backward(
     b, place, shape = own.b, own.place, own.place.shape
     for pointer in (dz, dz_low, da):
         assert not pointer or pointer.memory.start % k.CHANNELS == 0, "read and written as one word"
-    channels = Channel(k, r, place, width, w_ih, b_ih, decay, mu, gain, decays, each_w, each_bias, each_mu,
-                       each_gain, step)  # fmt: skip
+    channels = Channel(k, r, place, width, w_ih, b_ih, decay, mu, gain, decays, own_w, own_bias, own_mu,
+                       own_gain, step)  # fmt: skip
     states, state = B * width, b[:, None] * width + place
-    row, read = reader(k, own, x, begins, r, each_x, N, B, width)
-    kept += (r * -(-T // k.SPACING) * states + b * width + own.j // 4 * 4) * (1 + k.SECOND) + own.j % 4
+    row, read = reader(k, own, x, begins, r, own_x, N, B, width)
+    saved += (r * -(-T // k.SPACING) * states + b * width + own.j // 4 * 4) * (1 + k.SECOND) + own.j % 4
     before_here = r * room - (begins[first] if k.PACKED else first * B)
 
     least = eps * eps / rest if k.MOMENT == 2 else 0
@@ -116,7 +116,7 @@ def drive_backward(
         # Nothing of the steps after these is there any more.
         held, fades, columns = [None] * k.SPACING, [None] * k.SPACING, np.full((k.SPACING, *shape), np.nan)
         by_v, by_s, before = np.full((3, k.SPACING, *shape), np.nan)
-        from_, any_ = kept + s // k.SPACING * states * (1 + k.SECOND), steps > 0
+        from_, any_ = saved + s // k.SPACING * states * (1 + k.SECOND), steps > 0
         v = np.stack([from_.load(c, any_) for c in own.c], -1)
         second = np.stack([from_.load(4 + c, any_) for c in own.c], -1) if k.SECOND else np.zeros(shape)
         every = [(m, m < steps, np.where(m < steps, s + m, 0)) for m in range(k.SPACING)]

@@ -1,12 +1,13 @@
-"""The kernel of drive.cu on a GPU, against a loop in float64. Timings are printed: pytest -s."""
+"""The kernel of momentum_backward.cu on a GPU, against a loop in float64. Timings are printed: pytest -s."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from test_drive import CASES, ROWS, Case, draw, name, reference, run
+from test_momentum_backward import CASES, ROWS, Case, draw, name, reference, run
 
-from momentumrnn.kernels import fused
+from momentumrnn.kernels import launch
+from momentumrnn.kernels.constants import SPACING
 
 pytestmark = [
     pytest.mark.gpu,
@@ -17,7 +18,7 @@ NEAR = 1e-5  # the relative norm of a difference; where a loop in float32 is wor
 
 
 def kernel(**kind):
-    return fused._kernel("drive_backward", torch.cuda.current_device(), **kind)
+    return launch.kernel("momentum_backward", torch.cuda.current_device(), **kind)
 
 
 def on_gpu(case, given, gradient, last, kept):
@@ -119,7 +120,7 @@ def test_timing(T, B, H, features, moment, learned, capsys):
         new(1, T * B, features or 4 * H), new(1, 4 * H, features) if features else None, new(1, 4 * H),
         None if learned else fades, fades if learned else None, new(1, 4 * H) if learned else None,
     ]  # fmt: skip
-    kept = new(1, -(-T // fused.SPACING), B, H, moment, 4).abs()
+    kept = new(1, -(-T // SPACING), B, H, moment, 4).abs()
     halves = [new(1, T * B, H, 4, dtype=torch.float16) for _ in range(2)]
     da = new(1, T * B, 3, H, 4, dtype=torch.bfloat16)
     sums = torch.zeros(1, B, H, 4, features + 3, device="cuda")

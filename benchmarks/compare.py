@@ -1,0 +1,186 @@
+"""Times two checkouts of this repository against each other, in turns, so that both meet the same noise.
+
+    git worktree add ../before COMMIT
+    python benchmarks/compare.py --before ../before --json results/bench/NAME.json [--device cuda]
+
+Each checkout runs in a process of its own. In each round both time every case, one right after the other. The
+result has the median time of each, and the ratio after / before: the median over rounds.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+SHAPES = {  # T, B, D, H, layers, directions
+    "cuda": {
+        "pmnist256": (784, 128, 1, 256, 1, 1),
+        "pmnist128": (784, 128, 1, 128, 1, 1),
+        "timit158": (300, 32, 129, 158, 1, 1),
+        "small97": (311, 37, 5, 97, 1, 1),
+        "stacked64": (20, 16, 32, 64, 2, 2),
+    },
+    "cpu": {
+        "medium128": (100, 32, 1, 128, 1, 1),
+        "wide64": (50, 16, 40, 64, 2, 2),
+        "tiny8": (5, 2, 3, 8, 1, 1),
+    },
+}
+MOMENTA = ("None", "HeavyBall(mu=0.6)", "Adam(mu=0.6, step=0.1)")
+SECONDS = 0.2  # that a case is timed for in each round
+
+
+def cases(device: str) -> list[list[str]]:
+    """Kind, cell, shape and momentum of each case."""
+    cells = ("LSTM",) if device == "cuda" else ("LSTM", "GRU", "RNN")
+    kinds = ("eager", "graph") if device == "cuda" else ("eager",)
+    grid = [
+        [kind, cell, shape, momentum]
+        for kind in kinds
+        for cell in cells
+        for shape in SHAPES[device]
+        for momentum in MOMENTA
+    ]
+    first = next(iter(SHAPES[device]))
+    replicas = [["replicas", "LSTM", "pmnist128", m] for m in MOMENTA] if device == "cuda" else []
+    return grid + replicas + [["stream", "LSTM", first, m] for m in MOMENTA]
+
+
+def worker(device: str) -> None:
+    """Read one case a line, build it when first met, time it, and answer with milliseconds."""
+    import torch
+
+    import momentumrnn as mr
+
+    def build(kind: str, cell: str, shape: str, momentum: str) -> Callable[[], object]:
+        T, B, D, H, layers, directions = SHAPES[device][shape]
+        torch.manual_seed(0)
+        chosen = None if momentum == "None" else eval(f"mr.{momentum}", {"mr": mr})
+        options: dict[str, Any] = {"nonlinearity": "modrelu"} if cell == "RNN" else {}
+        options |= {"num_layers": layers, "bidirectional": directions == 2, "momentum": chosen}
+        net = getattr(mr, cell)(D, H, **options).to(device)
+        x = torch.randn(T, B, D).to(device)
+        if kind == "stream":
+            stream, steps = (
+                mr.Stream(mr.LSTM(D, H, momentum=chosen).to(device), batch_size=B),
+                x[:100].unbind(),
+            )
+            return lambda: [stream(x_t) for x_t in steps]
+        if kind == "replicas":
+            nets = [getattr(mr, cell)(D, H, momentum=chosen).to(device) for _ in range(5)]
+            weights, buffers = torch.func.stack_module_state(nets)
+
+            def together() -> None:
+                call = lambda w, b: torch.func.functional_call(nets[0], (w, b), (x,))[0]  # noqa: E731
+                out = torch.vmap(call)(weights, buffers)
+                torch.autograd.grad(out.sum(), list(weights.values()))
+
+            return together
+
+        def training() -> None:
+            net.zero_grad()
+            net(x)[0].sum().backward()
+
+        if kind == "eager":
+            return training
+        side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                training()
+            net.zero_grad()
+            with torch.cuda.graph(graph, stream=side):
+                training()
+        torch.cuda.synchronize()
+        return graph.replay
+
+    def seconds(call: Callable[[], object]) -> float:
+        times: list[float] = []
+        while sum(times) < SECONDS or len(times) < 3:
+            begin = time.perf_counter()
+            for _ in range(3):
+                call()
+            if device == "cuda":
+                torch.cuda.synchronize()
+            times.append((time.perf_counter() - begin) / 3)
+        return statistics.median(times)
+
+    built: dict[str, Callable[[], object]] = {}
+    for line in sys.stdin:
+        if line not in built:
+            built[line] = build(*json.loads(line))
+            seconds(built[line])
+        print(json.dumps(1e3 * seconds(built[line])), flush=True)
+
+
+def start(root: Path, device: str) -> subprocess.Popen[str]:
+    """A worker that imports the package of a checkout."""
+    command = [sys.executable, __file__, "--worker", "--device", device]
+    env = {**os.environ, "PYTHONPATH": str(root.resolve())}
+    return subprocess.Popen(command, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def ask(process: subprocess.Popen[str], case: list[str]) -> float:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(json.dumps(case) + "\n")
+    process.stdin.flush()
+    return float(process.stdout.readline())
+
+
+def compare(before: Path, device: str, rounds: int) -> dict[str, dict[str, Any]]:
+    workers = {"before": start(before, device), "after": start(ROOT, device)}
+    times: dict[str, dict[str, list[float]]] = {}
+    for i in range(rounds):
+        for case in cases(device):
+            name = " ".join(case)
+            for which in list(workers)[:: 1 if i % 2 else -1]:
+                times.setdefault(name, {}).setdefault(which, []).append(ask(workers[which], case))
+    for process in workers.values():
+        process.kill()
+    return {
+        name: {
+            **{f"{which}_ms": statistics.median(ms) for which, ms in both.items()},
+            "ratio": statistics.median(a / b for a, b in zip(both["after"], both["before"], strict=True)),
+        }
+        for name, both in times.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--before", type=Path)
+    parser.add_argument("--before-commit", default="unknown")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        worker(args.device)
+        return
+    if args.before is None or not (args.before / "momentumrnn" / "__init__.py").exists():
+        parser.error(f"--before should be a checkout of this repository, got {args.before}")
+    from momentumrnn.provenance import provenance
+
+    command = f"python benchmarks/compare.py --before BEFORE --device {args.device} --rounds {args.rounds}"
+    result = provenance(command, args.device) | {"before": args.before_commit, "rounds": args.rounds}
+    result["cases"] = compare(args.before, args.device, args.rounds)
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=2) + "\n")
+    for name, row in result["cases"].items():
+        print(f"{row['ratio']:.3f}  {row['before_ms']:9.3f} {row['after_ms']:9.3f}  {name}")
+    ratios = [row["ratio"] for row in result["cases"].values()]
+    print(f"median ratio {statistics.median(ratios):.3f}, worst {max(ratios):.3f}")
+
+
+if __name__ == "__main__":
+    main()

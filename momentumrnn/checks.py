@@ -1,0 +1,60 @@
+"""Checks of numbers and choices. Each error names the argument, what was expected and what came.
+
+This module imports no other module of ours, so that every one of them can use it.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from math import inf
+from numbers import Real
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Parameter
+
+
+def describe(value: object) -> str:
+    """The repr of a value; of a tensor only its kind and shape, which fit on a line."""
+    if not isinstance(value, Tensor):
+        return repr(value)
+    kind = "Parameter" if isinstance(value, Parameter) else "Tensor"
+    return f"<{kind} {tuple(value.shape)}>"
+
+
+def check_number(
+    name: str,
+    value: Any,
+    expected: str,
+    holds: Callable[[Any], bool] | None = None,
+    limits: str | None = None,
+) -> None:
+    """Refuse anything but a finite number for which `holds` is true.
+
+    expected: what a TypeError says that the argument should be.
+    limits: the same for a ValueError, which numbers out of range raise. By default it is `expected`.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | Real):
+        raise TypeError(f"{name} should be {expected}, got {describe(value)}")
+    # Python compares an integer of any size with a float, but cannot turn each into one.
+    largest = sys.float_info.max if isinstance(value, int) else inf
+    size: Any = abs(value)
+    finite = size <= largest and size < inf
+    if not finite or (holds is not None and not holds(value)):
+        raise ValueError(f"{name} should be {limits or expected}, got {describe(value)}")
+
+
+def check_integer(
+    name: str, value: Any, least: int = 1, most: float = inf, expected: str | None = None
+) -> None:
+    """Refuse anything but an integer from `least` to `most`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} should be {expected or 'an integer'}, got {describe(value)}")
+    if not least <= value <= most:
+        raise ValueError(f"{name} should be {expected or f'at least {least}'}, got {value!r}")
+
+
+def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
+    """Refuse anything but one of `choices`, which are strings, True, False or None."""
+    if not any(value is choice or (isinstance(choice, str) and value == choice) for choice in choices):
+        kind = ValueError if isinstance(value, str) else TypeError
+        raise kind(f"{name} should be one of {', '.join(map(repr, choices))}, got {value!r}")

@@ -1,0 +1,309 @@
+"""`momentumrnn::lstm_backward` on a GPU: time in chunks, from the last to the first.
+
+A chunk begins with the gradients dz of its gates. From dz come those of the weights, x and the momentum.
+"""
+
+import functools
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from . import launch
+from .constants import INPUTS, SPACING, TILE, WARPS
+from .inputs import Inputs
+from .launch import Launcher, is_own
+from .momentum_backward import MomentumBackward
+from .operands import (
+    GROUP,
+    dense,
+    filtered_input,
+    prepared,
+    product_over_gates,
+    product_over_rows,
+    weights_for_dx,
+)
+from .overlap import Overlap
+from .sizes import Sizes, cluster_size, sizes_of
+
+# The gates' gradients in memory take at most so many bytes, unless that needs more than so many chunks.
+CHUNK_BYTES, MAX_CHUNKS = 104 << 20, 8
+# With `Overlap` there are at least so many chunks, if each has at least so many steps.
+OVERLAPPED_CHUNKS, OVERLAPPED_STEPS = 3, 150
+# The recurrence has multiprocessors to itself, if it needs at most this share of them.
+ALONE = 0.75
+
+
+def backward(
+    grads: Sequence[Tensor | None], saved: Sequence[Tensor], inputs: Inputs, needs: Sequence[bool]
+) -> tuple[Tensor, ...]:
+    """See `op`."""
+    i = prepared(inputs)
+    if not i.x.is_cuda or sizes_of(i).T < 2 * OVERLAPPED_STEPS:
+        return _backward(grads, saved, inputs.x.shape, i, needs, None)
+    overlap = Overlap(i.x.device)
+    try:
+        return _backward(grads, saved, inputs.x.shape, i, needs, overlap)
+    finally:
+        overlap.close()
+
+
+def _backward(
+    grads: Sequence[Tensor | None],
+    saved: Sequence[Tensor],
+    shape_of_x: Sequence[int],
+    i: Inputs,
+    needs: Sequence[bool],
+    overlap: Overlap | None,
+) -> tuple[Tensor, ...]:
+    dy, dh, dc, dz, dv, dn = map(dense, (None if g is None or g.numel() == 0 else g for g in grads))
+    y, gates, cells, moments = (cast(Tensor, dense(t)) for t in saved)  # hooks may have moved them
+    size, run, driven = sizes_of(i), Launcher(i), i.in_gate_space
+    chunks = Chunks(i, size, overlap is not None)
+    recurrence = Recurrence(run, i, size, chunks, (gates, cells), dy, (dh, dc, dz), overlap is not None)
+    if overlap is not None:
+        for k in range(min(2, len(chunks))):
+            overlap.begin(k, recurrence)
+    # The momentum in gate space has the gradients of w_ih and b_ih.
+    need_weights = [need and not (driven and n % 2 == 0) for n, need in enumerate(needs[1:5])]
+    weights = WeightGradients(run, i, size, chunks, recurrence, y) if any(need_weights) else None
+    for_dx = (
+        weights_for_dx(run, i.w_ih, size, i.fine) if needs[0] and i.w_ih is not None and not driven else None
+    )
+    dx = i.x.new_empty(size.R, size.N, i.x.shape[2]) if needs[0] else None
+    momentum = MomentumBackward(run, i, size, moments, (dv, dn), needs[0], chunks.room) if driven else None
+    parts_of_dx = []
+    for k in range(len(chunks)):
+        if overlap is None:
+            recurrence(k)
+        else:
+            overlap.wait_for(k)
+        high, low = recurrence.dz(k)
+        rows = chunks.rows(k)
+        count = rows.stop - rows.start
+        if weights is not None:
+            weights.add(k)
+        if momentum is not None:
+            momentum.add(high, low, recurrence.scales[k], chunks.steps(k), rows, dx)
+        elif for_dx is not None:
+            low_rows = None if low is None else low[:, :count]
+            parts_of_dx.append(product_over_gates(high[:, :count], low_rows, for_dx[0], size.D))
+        elif dx is not None:
+            run(
+                "unpack_drive_gradient", count * size.H, size.R,
+                dz=high, dz_low=low, scales=recurrence.scales[k], dx=dx,
+                before=rows.start, rows=count, room=chunks.room, N=size.N, H=size.H,
+            )  # fmt: skip
+        if overlap is not None and k + 2 < len(chunks):
+            overlap.begin(k + 2, recurrence)
+
+    of_weights: list[Tensor | None] = [None] * 4 if weights is None else weights.gradients(need_weights)
+    if for_dx is not None and dx is not None:
+        _filter_dx(run, i, size, parts_of_dx, recurrence.scales, for_dx[1], dx)
+    of_momentum: Sequence[Tensor | None] = (None,) * 4
+    if momentum is not None:
+        (of_weights[0], of_weights[2]), of_momentum = momentum.gradients()
+    of_x = None if dx is None else dx.view(size.R, *shape_of_x[1:])
+    all_gradients = [of_x, *of_weights, *recurrence.states[-1], *of_momentum]
+    return tuple(
+        i.x.new_empty(0)
+        if d is None or t is None or not need
+        else d.sum(0, keepdim=True)
+        if len(t) < size.R
+        else d
+        for t, d, need in zip(i.tensors, all_gradients, needs, strict=True)
+    )
+
+
+def _filter_dx(
+    run: Launcher,
+    i: Inputs,
+    size: Sizes,
+    parts: Sequence[Tensor],
+    scales: Sequence[Tensor],
+    powers: Tensor,
+    dx: Tensor,
+) -> None:
+    """Write dx: the products of all chunks, latest first, filtered backwards in time."""
+    scales = [scale[:, : part.shape[1]] for scale, part in zip(scales, parts, strict=True)]
+    whole, factors = (p[0] if len(p) == 1 else torch.cat(list(p)[::-1], 1) for p in (parts, scales))
+    run.filter(
+        whole, i.decay, size._replace(F=size.D), i.step, v=dx, factors=factors * powers, backwards=True
+    )
+
+
+class Chunks:
+    """Time in pieces: chunk k has the steps `steps(k)` and the rows `rows(k)`. Chunk 0 is the last one."""
+
+    def __init__(self, i: Inputs, size: Sizes, overlapped: bool) -> None:
+        length = chunk_length(size, i.in_gate_space, i.fine, overlapped)
+        self._steps = [(first, min(first + length, size.T)) for first in range(0, size.T, length)][::-1]
+        self._begins = [0, *accumulate(i.sizes)] if i.sizes else range(0, size.N + 1, size.B)
+        room = max(rows.stop - rows.start for rows in map(self.rows, range(len(self))))
+        # Rows for which a chunk has memory: whole groups, if fine.
+        self.room = -(-room // GROUP) * GROUP if i.fine else room
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def steps(self, k: int) -> tuple[int, int]:
+        return self._steps[k]
+
+    def rows(self, k: int) -> slice:
+        first, last = self._steps[k]
+        return slice(self._begins[first], self._begins[last])
+
+
+def chunk_length(size: Sizes, driven: bool, fine: bool, overlapped: bool) -> int:
+    """Time steps of a chunk; overlapped: two chunks are in memory at a time."""
+    total = size.R * size.N * size.H * (16 if fine else 8) * (1 + overlapped)
+    least = min(OVERLAPPED_CHUNKS, size.T // OVERLAPPED_STEPS) if overlapped else 1
+    length = -(-size.T // min(MAX_CHUNKS, max(least, -(-total // CHUNK_BYTES))))
+    return -(-length // SPACING) * SPACING if driven else length
+
+
+class Recurrence:
+    """The gradients dz of the gates: `recurrence(k)` launches chunk k, which fills `dz(k)` and `scales[k]`.
+
+    states: the gradients of the state at the end, then before each chunk.
+    """
+
+    def __init__(
+        self,
+        run: Launcher,
+        i: Inputs,
+        size: Sizes,
+        chunks: Chunks,
+        saved: tuple[Tensor, Tensor],
+        dy: Tensor | None,
+        last: tuple[Tensor | None, Tensor | None, Tensor | None],
+        overlapped: bool,
+    ) -> None:
+        self.run, self.i, self.size, self.chunks, self.saved, self.dy = run, i, size, chunks, saved, dy
+        R, B, H, count = size.R, size.B, size.H, len(chunks)
+        self._pack_weights()
+        # All chunks use the same memory, or every second one. If fine, what a chunk does not fill must be
+        # zeros for `product_in_groups`; the first chunk has the fewest rows.
+        new = functools.partial(
+            torch.zeros if i.fine else torch.empty, dtype=torch.float16, device=i.x.device
+        )
+        memories = 2 if overlapped else 1
+        self._high = new((memories, R, chunks.room, 4 * H)).unbind()
+        self._low: Sequence[Tensor | None] = (None,) * memories
+        if i.fine:
+            self._low = new((memories, R, chunks.room, 4 * H)).unbind()
+        self.scales = i.x.new_empty(count, R, chunks.room).unbind()
+        self.all_largest = torch.zeros(count, R, dtype=torch.int32, device=i.x.device)
+        self.largest = self.all_largest.unbind()  # of the scales of each chunk
+        self.states: list[tuple[Tensor | None, Tensor | None, Tensor | None]] = [last]
+        for _ in range(count):
+            z = i.x.new_empty(R, B, 4 * H) if i.z0 is not None else None
+            self.states.append((i.x.new_empty(R, B, H), i.x.new_empty(R, B, H), z))
+        C = cluster_size(H)
+        self.kernel = launch.kernel("lstm_backward", i.x.device.index, CTAS=C, **launch.lstm_defines(i))
+        self.shared = INPUTS * 32 * WARPS + (4096 * WARPS * -(-C // 2) if i.fine else 0)
+        ctas = C * R * -(-B // TILE)
+        if overlapped and ctas <= ALONE * launch.multiprocessors(i.x.device.index):
+            self.shared = self.kernel.alone
+
+    def _pack_weights(self) -> None:
+        """Uᵀ in the order of the kernel's registers, and its low parts, if fine."""
+        run, C, replicas = self.run, cluster_size(self.size.H), len(self.i.w_hh)
+        threads = C * WARPS * -(-C // 2) * 8 * 32
+        self.packed = run.words(replicas * threads * 4)
+        self.packed_low = run.words(replicas * threads * 4) if self.i.fine else None
+        run(
+            "pack_backward", threads, replicas,
+            w_hh=self.i.w_hh, packed=self.packed, low=self.packed_low, ctas=C, H=self.size.H,
+        )  # fmt: skip
+
+    def dz(self, k: int) -> tuple[Tensor, Tensor | None]:
+        """dz of chunk k, (R, room, 4 H interleaved), and its low part, if fine."""
+        memory = k % len(self._high)
+        return self._high[memory], self._low[memory]
+
+    def __call__(self, k: int) -> None:
+        i, run = self.i, self.run
+        R, T, B, N, H, _, _, total = self.size
+        first, last = self.chunks.steps(k)
+        high, low = self.dz(k)
+        (last_dh, last_dc, last_dz), (first_dh, first_dc, first_dz) = self.states[k : k + 2]
+        begins, lengths, starts = run.rows
+        self.kernel(
+            (cluster_size(H) * -(-B // TILE), R, 1),
+            32 * WARPS,
+            {
+                "weights": self.packed, "low": self.packed_low,
+                "saved_gates": self.saved[0], "saved_cells": self.saved[1], "dy": self.dy,
+                "last_dh": last_dh, "last_dc": last_dc, "last_dz": last_dz, "j0": i.j0,
+                "dz": high, "dz_low": low, "scales": self.scales[k], "largest": self.largest[k],
+                "first_dh": first_dh, "first_dc": first_dc, "first_dz": first_dz,
+                "begins": begins, "lengths": lengths, "starts": starts,
+                "T": T, "first": first, "last": last, "B": B, "H": H, "N": N, "total": total,
+                "room": self.chunks.room, "every": i.every,
+                "own_weight": is_own(i.w_hh, R), "own_j": is_own(i.j0, R),
+            },
+            self.shared,
+        )  # fmt: skip
+
+
+class WeightGradients:
+    """The gradients of U, W and the biases: for each chunk one product of dzᵀ with [h | x | 1]."""
+
+    def __init__(
+        self, run: Launcher, i: Inputs, size: Sizes, chunks: Chunks, recurrence: Recurrence, y: Tensor
+    ) -> None:
+        self.run, self.i, self.size, self.chunks, self.recurrence, self.y = (
+            run,
+            i,
+            size,
+            chunks,
+            recurrence,
+            y,
+        )
+        of_x = i.w_ih is not None and not i.in_gate_space
+        self.features = 0 if i.in_gate_space else size.F
+        # Of a drive that was given, neither is read.
+        self.x, self.largest_x = filtered_input(run, i, size) if of_x else (i.x, i.x)
+        self.columns = _padded(size.H + self.features + 1)
+        zeros_or_empty = torch.zeros if i.fine else torch.empty
+        shape = size.R, chunks.room, self.columns * (1 + i.fine)
+        self.right = zeros_or_empty(shape, dtype=torch.float16, device=i.x.device)
+        self.products: list[Tensor] = []
+
+    def add(self, k: int) -> None:
+        """The product of chunk k."""
+        i, recurrence, R, rows = self.i, self.recurrence, self.size.R, self.chunks.rows(k)
+        count = rows.stop - rows.start
+        self.run(
+            "pack_gradient_operand", count * self.columns // 8, R,
+            y=self.y, h0=i.h0, x=self.x, scales=recurrence.scales[k], largest_scale=recurrence.largest[k],
+            largest_x=self.largest_x, packed=self.right, begins=self.run.rows.begins,
+            before=rows.start, rows=count, room=self.chunks.room,
+            T=self.size.T, B=self.size.B, N=self.size.N, H=self.size.H, F=self.features,
+            columns=self.columns, fine=i.fine, own_state=is_own(i.h0, R), own_input=is_own(i.x, R),
+        )  # fmt: skip
+        self.products.append(product_over_rows(*recurrence.dz(k), self.right, count, self.columns))
+
+    def gradients(self, needs: Sequence[bool]) -> list[Tensor | None]:
+        """Of w_ih, w_hh, b_ih and b_hh, in float32 and in torch's order; those that are needed."""
+        i, R, H, D = self.i, self.size.R, self.size.H, self.size.D
+        shapes = (4 * H, D), (4 * H, H), (4 * H,), (4 * H,)
+        found = [i.x.new_empty(R, *s) if need else None for s, need in zip(shapes, needs, strict=True)]
+        dw_ih, dw_hh, db_ih, db_hh = found
+        products = self.products[0] if len(self.products) == 1 else torch.stack(self.products)
+        self.run(
+            "finish_weight_gradients", 4 * H * (H + self.features + 1), R,
+            products=products, largest_scales=self.recurrence.all_largest, largest_x=self.largest_x,
+            dw_hh=dw_hh, dw_ih=dw_ih, db_ih=db_ih, db_hh=db_hh, chunks=len(self.products), R=R, H=H,
+            D=0 if i.in_gate_space else D, F=self.features, columns=self.columns, own_input=is_own(i.x, R),
+        )  # fmt: skip
+        return found
+
+
+def _padded(columns: int) -> int:
+    """A number of columns for which cuBLAS is quickest: docs/kernels.md has the figures."""
+    multiple = 32 if columns <= 288 else 96
+    return -(-columns // multiple) * multiple

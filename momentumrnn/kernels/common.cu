@@ -1,0 +1,51 @@
+// What several kernel files share: constants, the parts of a number, the rows of a batch. Comes after ptx.cu in every file.
+//
+// constants.py reads the constants below, so that each has one source. R replicas are blockIdx.y; `own_w` is 1 if each replica
+// has its own w, and 0 if all share one. Gates are in torch's order, (gate, unit), in what the user passes or gets, and
+// interleaved, (unit, gate), inside.
+
+constexpr int WARPS = 4;                // warps of a CTA of the LSTM's two passes: one for each quarter of a multiprocessor
+constexpr int SPACING = 8;              // time steps from one saved set of moments to the next
+constexpr int INPUTS = 144;             // bytes of shared memory of a thread of `lstm_backward`, for inputs on their way
+constexpr int FILTER_THREADS = 512;     // threads of a block of `filter_input`
+constexpr int MOMENTUM_THREADS = 128;   // threads of a block of `momentum_backward`
+constexpr int STEP_UNITS = 2;           // units of a block of `lstm_step`: 128 blocks at H = 256, about one for each multiprocessor
+constexpr float LOW = 2048.f;           // a number is high + low / LOW, where it comes as two halves
+constexpr float LOG2E = 1.4426950408889634f;
+
+__device__ inline int thread_index() { return blockIdx.x * blockDim.x + threadIdx.x; }
+// The power of two below a number: the quotient is in [1, 2). For 0 and inf it is 1.
+__device__ inline float power_below(float x) {
+  const u32 e = __float_as_uint(x) & 0x7f800000;
+  return e == 0 || e > 0x7e800000 ? 1.f : __uint_as_float(e);
+}
+// What rounding to bfloat16 loses; nothing of inf.
+__device__ inline float low_part(float x) {
+  const float high = bfloat_part(x);
+  return fabsf(high) < __uint_as_float(0x7f800000) ? x - high : 0.f;
+}
+// What remains of a number after its first `parts` parts in bfloat16.
+__device__ inline float left_after(float x, int parts) {
+  for (; parts > 0; parts--) x = low_part(x);
+  return x;
+}
+// What rounding to a half loses, times LOW.
+__device__ inline float half_rest(float x) { return (x - floats_of(half2_of(x, 0.f)).x) * LOW; }
+
+// The rows of all time steps, one after another. Step t has the rows from begins[t] on; without `begins` it has B rows.
+struct Rows {
+  const int *begins, *lengths;  // (T + 1) and (B), or null
+  int T, B;
+
+  __device__ int of(int t) const { return begins ? begins[t] : t * B; }
+  __device__ int length(int b) const { return lengths ? lengths[b] : T; }
+  __device__ int step(int row) const {
+    if (!begins) return row / B;
+    int low = 0, high = T;
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      (begins[middle] <= row ? low : high) = middle;
+    }
+    return low;
+  }
+};

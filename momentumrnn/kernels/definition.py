@@ -1,0 +1,102 @@
+"""The operators in plain torch: `Inputs` read as a network for `backends.reference`, replica by replica."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..backends import reference
+from ..backends.stack import Network
+from ..cells import LSTM, Cell, ExtrapolatedLSTM, Weights
+from ..momentum import Momentum, MomentumState
+from .inputs import REPLICATED, TENSORS, Inputs
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Rates(Momentum):
+    """The momentum of one replica: mu for each gate row, (4H), or a table of decays, (T, 1) or (T, B)."""
+
+    mu: Tensor | None
+    table: Tensor | None
+    step: Tensor
+    beta: float | None
+    eps: float
+    eps_in_sqrt: bool
+    commutes = False
+
+    def decay(self, k: Tensor) -> Tensor:
+        if self.table is None:
+            assert self.mu is not None
+            return self.mu
+        t, rows = k[:, 0].long(), torch.arange(len(k), device=k.device)
+        return self.table[t, rows if self.table.shape[1] > 1 else 0].unsqueeze(-1)
+
+
+def outputs(inputs: Inputs) -> tuple[Tensor, ...]:
+    """y, h, c, z, v and n, as `op` describes them."""
+    replicas = [_replica(inputs, r) for r in range(inputs.replicas)]
+    firsts = inputs.h0, inputs.h0, inputs.h0, inputs.z0, inputs.v0, inputs.n0
+    return tuple(
+        inputs.x.new_empty(0) if first is None else torch.stack(tensors)
+        for first, tensors in zip(firsts, zip(*replicas, strict=True), strict=True)
+    )
+
+
+def _replica(inputs: Inputs, r: int) -> tuple[Any, ...]:
+    """y, h, c, z, v and n of one replica; v and n are None where they did not begin with a state."""
+    fields: list[Any] = list(inputs)
+    fields[:REPLICATED] = (None if t is None else t[r if len(t) > 1 else 0] for t in fields[:REPLICATED])
+    i = Inputs(*fields)
+    cell, sign = _cell(i)
+    width = i.w_hh.shape[0]
+    momentum = _momentum(i) if i.decay is not None or i.in_gate_space else None
+    moments = None
+    if momentum is not None:
+        moments = momentum.start(len(i.h0), width, i.x)
+        v0 = moments.v if i.v0 is None else sign * i.v0
+        moments = MomentumState(v0, moments.n if i.n0 is None else i.n0, moments.k)
+    x = i.x if i.sizes else i.x.flatten(0, 1)
+    hidden = [i.h0, i.c0]
+    if i.z0 is not None and i.j0 is not None:
+        hidden += [i.z0, (i.j0 % i.every).unsqueeze(-1)]
+    # Where the drive is given, there is no W: the reference begins behind it.
+    w_ih = i.w_hh if i.w_ih is None else sign * i.w_ih
+    weights = Weights(w_ih, i.w_hh, None if i.b_ih is None else sign * i.b_ih, i.b_hh)
+    net = Network(cell, momentum, [weights])
+    if i.w_ih is None:
+        y, final, after = reference.recur(sign * x, inputs.steps, weights, net, hidden, moments)
+    else:
+        y, final, after = reference.layer(x, inputs.steps, weights, net, hidden, moments)
+    y = y if i.sizes else y.view(*i.x.shape[:2], -1)
+    v, n = (None, None) if after is None else (sign * after.v, after.n)
+    return y, final[0], final[1], final[2] if i.z0 is not None else None, v, n
+
+
+def _cell(i: Inputs) -> tuple[Cell, int]:
+    """The cell, and the sign of the drive: `ExtrapolatedLSTM` subtracts its own, while z here is a sum."""
+    return (LSTM(), 1) if i.z0 is None else (ExtrapolatedLSTM(i.every, step_size=1.0), -1)
+
+
+def _momentum(i: Inputs) -> Momentum:
+    # As a tensor, because a number would have to be positive.
+    step = i.x.new_tensor(i.step) if i.gain is None else i.gain
+    return _Rates(i.mu, i.decay, step, i.beta, i.eps, i.eps_in_sqrt)
+
+
+def gradients(grads: Sequence[Tensor | None], inputs: Inputs, needs: Sequence[bool]) -> tuple[Tensor, ...]:
+    """What `lstm_backward` returns."""
+    tensors, rest = inputs.tensors, inputs[TENSORS:]
+    wanted = [need and t is not None for t, need in zip(tensors, needs, strict=True)]
+
+    def run(*given: Tensor) -> tuple[Tensor, ...]:
+        chosen = iter(given)
+        every: Any = (next(chosen) if want else t for t, want in zip(tensors, wanted, strict=True))
+        return outputs(Inputs(*every, *rest))
+
+    # Unlike torch.autograd.grad, it also runs under torch.func, and below autograd.
+    values, pull, *_ = torch.func.vjp(run, *(t for t, want in zip(tensors, wanted, strict=True) if want))
+    back = pull(tuple(torch.zeros_like(y) if g is None else g for y, g in zip(values, grads, strict=True)))
+    pulled = iter(back)
+    return tuple(next(pulled) if want else inputs.x.new_empty(0) for want in wanted)

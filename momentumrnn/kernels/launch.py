@@ -1,0 +1,165 @@
+"""Where each kernel is, with which macros it is compiled, and how it is launched."""
+
+import functools
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from . import nvrtc
+from .constants import FILTER_THREADS
+from .inputs import Inputs
+from .sizes import NARROW, Sizes, cluster_size, row_tables
+
+FOLDER = Path(__file__).parent
+KERNELS = {
+    "lstm_forward": ("lstm_forward",),
+    "lstm_backward": ("lstm_backward",),
+    "momentum_backward": ("momentum_backward",),
+    "lstm_step": ("lstm_step",),
+    "pack": (
+        "pack_forward", "pack_backward", "pack_input", "pack_input_weights", "pack_w_ih", "filter_input",
+    ),
+    "weight_gradients": ("pack_gradient_operand", "finish_weight_gradients", "unpack_drive_gradient"),
+}  # fmt: skip
+FILES = {kernel: file for file, kernels in KERNELS.items() for kernel in kernels}
+THREADS = 256  # of a block of the kernels that have a thread for each element
+# Hidden units of all rows from which on a thread of `momentum_backward` has two gate rows, and not one.
+MANY_UNITS = 24_000
+
+
+@functools.cache
+def source(file: str) -> str:
+    """The complete source of a file of kernels."""
+    parts = ("ptx.cu", "common.cu", f"{file}.cu")
+    return "\n".join((FOLDER / part).read_text(encoding="utf-8") for part in parts)
+
+
+@functools.cache
+def kernel(name: str, device: int, **defines: int) -> nvrtc.Kernel:
+    """A kernel on a device, compiled with these macros."""
+    return nvrtc.load(source(FILES[name]), name, tuple(sorted(defines.items())), device)
+
+
+def check(device: int) -> None:
+    """Compile and load the smaller kernels, or raise why that fails."""
+    kernel("filter_input", device)
+
+
+def lstm_defines(i: Inputs) -> dict[str, int]:
+    """The macros that both passes of an LSTM are compiled with."""
+    return {"FINE": i.fine, "PACKED": bool(i.sizes), "EXTRAPOLATED": i.z0 is not None}
+
+
+def forward_momentum_defines(i: Inputs) -> dict[str, int]:
+    """The macros for a momentum in gate space: which one (0 for none), and whether its decays are a table."""
+    number = 0 if not i.in_gate_space else 1 if i.beta is None else 2 if i.eps_in_sqrt else 3
+    return {"MOMENT": number, "TABLE": i.decay is not None and number > 0}
+
+
+def backward_momentum_defines(i: Inputs, size: Sizes, passed: bool) -> dict[str, int]:
+    """The macros of `momentum_backward`; passed: whether it writes the gradient of a = W x + b_ih."""
+    return {
+        "FEATURES": size.D if size.D <= NARROW else 0,
+        **forward_momentum_defines(i),
+        "PACKED": bool(i.sizes),
+        "LEARNED": i.mu is not None or i.gain is not None,
+        "PASSED": passed,
+        "FINE": i.fine,
+        "CHANNELS": 2 if size.R * size.B * size.H >= MANY_UNITS else 1,
+    }
+
+
+def load_all(i: Inputs, size: Sizes, slices: int) -> None:
+    """Load all kernels of a layer before they are needed: while a CUDA graph is captured, none can be."""
+    passed = (False, True) if size.D <= NARROW else (True,)
+    backward = tuple(tuple(backward_momentum_defines(i, size, p).items()) for p in passed)
+    momentum = tuple(forward_momentum_defines(i).items())
+    _load_all(
+        i.x.device.index,
+        cluster_size(size.H),
+        slices,
+        momentum,
+        backward if i.in_gate_space else (),
+        **lstm_defines(i),
+    )
+
+
+@functools.cache
+def _load_all(
+    device: int,
+    ctas: int,
+    slices: int,
+    momentum: nvrtc.Defines,
+    momentum_backward: tuple[nvrtc.Defines, ...],
+    **defines: int,
+) -> None:
+    for keep in (False, True):
+        kernel("lstm_forward", device, CTAS=ctas, EXTRA=slices, KEEP=keep, **dict(momentum), **defines)
+    kernel("lstm_backward", device, CTAS=ctas, **defines)
+    for chosen in momentum_backward:
+        kernel("momentum_backward", device, **dict(chosen))
+
+
+def is_own(t: Tensor | None, R: int) -> int:
+    """1 if each of R replicas has its own tensor, 0 if they share one or there is none."""
+    return int(R > 1 and t is not None and t.shape[0] == R)
+
+
+def decay_columns(i: Inputs) -> int:
+    """Columns of the table of decays: 1, or B."""
+    return 1 if i.decay is None else i.decay.shape[1]
+
+
+def momentum_numbers(i: Inputs) -> dict[str, float]:
+    """The numbers of a momentum in gate space."""
+    beta = i.beta or 0.0
+    return {"step": i.step, "beta": beta, "rest": 1 - beta, "eps": i.eps}
+
+
+class Launcher:
+    """Launches kernels with one thread for each element, for the device and the rows of one call."""
+
+    def __init__(self, i: Inputs) -> None:
+        self.device, self.fine = i.x.device, i.fine
+        self.rows = row_tables(i.sizes, self.device)
+
+    def words(self, length: int) -> Tensor:
+        """An empty buffer of so many 32-bit words."""
+        return torch.empty(length, dtype=torch.int32, device=self.device)
+
+    def __call__(self, name: str, threads: int, replicas: int, **arguments: nvrtc.Argument) -> None:
+        """Launch a kernel with so many threads for each replica."""
+        grid = -(-threads // THREADS), replicas, 1
+        kernel(name, self.device.index)(grid, THREADS, arguments)
+
+    def filter(
+        self,
+        x: Tensor,
+        decay: Tensor | None,
+        size: Sizes,
+        step: float,
+        *,
+        v: Tensor | None = None,
+        packed: Tensor | None = None,
+        largest: Tensor | None = None,
+        factors: Tensor | None = None,
+        backwards: bool = False,
+        width: int = 0,
+    ) -> None:
+        """v_t = decay_t v_{t-1} + step x_t over time, see `filter_input` in pack.cu."""
+        columns = 8 if size.B * size.F <= 2048 else 32
+        arguments: dict[str, nvrtc.Argument] = {
+            "x": x, "decay": decay, "factors": factors, "v": v, "packed": packed, "largest": largest,
+            "begins": self.rows.begins, "lengths": self.rows.lengths,
+            "T": size.T, "B": size.B, "N": size.N, "D": size.D, "F": size.F,
+            "decays": 1 if decay is None else decay.shape[1], "backwards": backwards,
+            "block_columns": columns, "width": width, "fine": self.fine, "step": step,
+        }  # fmt: skip
+        grid = -(-size.B * size.F // columns), len(x), 1
+        kernel("filter_input", self.device.index)(grid, FILTER_THREADS, arguments)
+
+
+@functools.cache
+def multiprocessors(device: int) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count

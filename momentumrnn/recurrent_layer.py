@@ -1,0 +1,244 @@
+"""The layer of any cell and any momentum: all time steps, layers and directions in one call."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from .backends import registry
+from .backends.stack import Network
+from .cells import Cell
+from .checks import check_choice, check_integer
+from .init import Init
+from .momentum import Momentum, MomentumState, spelt
+from .packing import EqualSizes, lengths
+from .recurrent_module import Device, RecurrentModule, as_torch
+from .state import State
+from .torch_internals import exporting
+from .validation import check_cell_options, check_factored, check_input, check_layer_options
+
+
+class Recurrent(RecurrentModule):
+    """A recurrent network of any cell, driven by any momentum.
+
+        a_t = W x_t + b_ih
+        v = M(a)                                               the momentum, along time
+        state_t = cell.step(v_t, U h_{t-1}, b_hh, state_{t-1})
+
+    `LSTM`, `GRU` and `RNN` are this layer with one cell each. It computes the same as this loop:
+
+    >>> from momentumrnn import HeavyBall, cells
+    >>> cell, momentum, x = cells.LSTM(), HeavyBall(mu=0.6), torch.randn(7, 2, 3)
+    >>> rnn = Recurrent(cell, 3, 5, momentum=momentum)
+    >>> W, U, b_ih, b_hh = rnn.all_weights[0]
+    >>> v, _ = momentum(x @ W.T + b_ih)
+    >>> state, outputs = (torch.zeros(2, 5), torch.zeros(2, 5)), []
+    >>> for t in range(7):
+    ...     state = cell.step(v[t], state[0] @ U.T, b_hh, state)
+    ...     outputs.append(state[0])
+    >>> torch.allclose(rnn(x)[0], torch.stack(outputs), atol=1e-6)
+    True
+
+    Args:
+        cell: a `Cell`, such as `cells.LSTM()` or one of your own.
+        input_size: D, the number of features of the input.
+        hidden_size: H, the number of hidden units.
+        num_layers: L, the number of layers, each on the outputs of the one below. Default: 1
+        bias: True for b_ih and b_hh, False for neither, "hh" for b_hh alone, so that the momentum acts on
+            W x alone. Default: True
+        batch_first: True if inputs and outputs have the batch before time. Default: False
+        dropout: probability to drop an output of each layer but the last, in training. Default: 0
+        bidirectional: True adds a second direction, which reads each sequence from its end. Default: False
+        proj_size: P, the size that h is projected to, or 0 for no projection. The cell must allow a
+            projection, as the LSTM does. Default: 0
+        device, dtype: of the parameters. Default: those of torch
+        momentum: a `Momentum` such as `HeavyBall(mu=0.6)`, or None for a plain layer. Default: None
+        init: "torch", "paper", "dtriv", or an `Init` such as `init.Paper(forget_bias=-4)`. Default: "torch"
+        factored: True makes the drive `U v_t`, so that W stands for U⁻¹ W (remarks 1 and 4 of the paper). It
+            needs a square U. Under Adam and RMSProp, True is `U M(a)` as derived; "printed" multiplies the
+            first moment by U before the division, as in print. Default: False
+        backend: "auto" takes the fastest of "cuda", "native" and "reference" that can run a call.
+            `explain(input)` says which one, and why. Default: "auto"
+
+    Shapes are those of `LSTM`. h_n, and each further tensor of the state, is (L * directions, B, width);
+    `cell.widths(hidden_size)` has the widths. A cell with one tensor returns it without a tuple. Parameters,
+    attributes and notes are those of `LSTM` too, with G = `cell.gates * hidden_size` gate rows.
+
+    >>> rnn = Recurrent(cells.Elman("modrelu"), 3, 5, bias="hh", momentum=HeavyBall(mu=0.9))
+    >>> out, h = rnn(torch.randn(7, 2, 3))
+    >>> out.shape, h.shape
+    (torch.Size([7, 2, 5]), torch.Size([1, 2, 5]))
+    """
+
+    takes_any_cell: ClassVar[bool] = True
+    _repr_defaults: ClassVar[dict[str, object]] = {
+        "proj_size": 0,
+        "num_layers": 1,
+        "bias": True,
+        "batch_first": False,
+        "dropout": 0.0,
+        "bidirectional": False,
+        "momentum": None,
+        "init": "torch",
+        "factored": False,
+        "backend": "auto",
+    }
+
+    def __init__(
+        self,
+        cell: Cell,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool | str = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        momentum: Momentum | None = None,
+        init: str | Init = "torch",
+        factored: bool | str = False,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        check_cell_options(cell, momentum, input_size, hidden_size, bias, init)
+        check_layer_options(cell, hidden_size, num_layers, batch_first, dropout, bidirectional, proj_size)
+        check_factored(factored, cell, proj_size)
+        check_choice("backend", backend, registry.NAMES)
+        self.cell = cell
+        self.input_size = input_size
+        self.hidden_size = hidden_size
+        self.num_layers = num_layers
+        self.bias = bias
+        self.batch_first = batch_first
+        self.dropout = float(dropout)
+        self.bidirectional = bidirectional
+        self.proj_size = proj_size
+        self.init = init
+        self.factored = factored
+        self.backend = backend
+        outputs = (proj_size or hidden_size) * (2 if bidirectional else 1)
+        for suffix in self._suffixes():
+            columns = input_size if suffix.startswith("_l0") else outputs
+            self._add_weights(suffix, columns, device, dtype)
+        self.momentum = momentum
+        self.reset_parameters()
+
+    def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> tuple[Any, Any]:
+        """The outputs of all steps, and the final state; the class describes both.
+
+        input: (T, B, D), with batch_first (B, T, D), unbatched (T, D), or a PackedSequence.
+        hx: None or torch's initial state, for which the final state is torch's too and the momentum starts
+            at zero; or a `State`, for which the final state is a `State` and the momentum goes on.
+        """
+        net = self._network_for(input)
+        # A loop over time takes minutes to compile. So torch.compile breaks its graph here, as it does for
+        # torch's own layers, unless an operator of ours runs the layer.
+        if torch.compiler.is_dynamo_compiling() and not exporting() and not self._can_compile(net, input):
+            return torch.compiler.disable(self._forward)(net, input, hx)  # type: ignore[no-any-return, no-untyped-call]
+        return self._forward(net, input, hx)
+
+    def _can_compile(self, net: Network, input: Tensor | PackedSequence) -> bool:
+        """Whether torch.compile can put the backend that runs this input into its graph."""
+        if isinstance(input, PackedSequence):
+            return False
+        _, sizes = self._packed_rows(input, net.weights[0].ih)
+        return registry.compiles(self.backend, net, sizes)
+
+    def _forward(self, net: Network, input: Tensor | PackedSequence, hx: Any) -> tuple[Any, Any]:
+        x, sizes = self._packed_rows(input, net.weights[0].ih)
+        if isinstance(hx, State) and self.bidirectional:
+            raise ValueError(
+                "hx should be torch's, got a State: a bidirectional layer can't stream, since its "
+                "reverse direction begins at the end of the sequence"
+            )
+        packed = input if isinstance(input, PackedSequence) else None
+        batched = isinstance(input, PackedSequence) or input.dim() == 3
+        state = self._read_state(hx, (sizes[0],) if batched else (), x)
+        if not batched:
+            state = state._batched()
+        if packed is not None and packed.sorted_indices is not None:
+            state = state.select(packed.sorted_indices)
+
+        carries_moments = isinstance(hx, State) and net.momentum is not None
+        moments = MomentumState(*state[1:]) if carries_moments else None
+        run = registry.choose(self.backend, net, sizes).run
+        y, hidden, moments = run(net, x, sizes, state.hidden, moments)
+
+        v, n, k = moments or state[1:]
+        if isinstance(hx, State):
+            k = state.k + lengths(sizes, x.device)
+        after = State(hidden, v, n, k)
+        if packed is not None and packed.unsorted_indices is not None:
+            after = after.select(packed.unsorted_indices)
+        if not batched:
+            after = after._unbatched()
+        final = after if isinstance(hx, State) else as_torch(after.hidden)
+        if packed is not None:
+            return PackedSequence(y, *packed[1:]), final
+        out = y.view(len(sizes), sizes[0], y.shape[-1])
+        if not batched:
+            return out.squeeze(1), final
+        return out.transpose(0, 1) if self.batch_first else out, final
+
+    def initial_state(self, batch_size: int | None = None) -> State:
+        """The `State` before the first step.
+
+        batch_size: the number of sequences, or None for the state of an unbatched input.
+        """
+        if self.bidirectional:
+            raise ValueError(
+                "initial_state: a bidirectional layer can't stream, since its reverse direction begins at "
+                "the end of the sequence; expected bidirectional=False"
+            )
+        if batch_size is not None:
+            check_integer("batch_size", batch_size)
+        rows = () if batch_size is None else (batch_size,)
+        return self._zero_state(rows, self._weight("weight_ih_l0", {}).detach())
+
+    def explain(self, input: Tensor | PackedSequence) -> str:
+        """Which backend will run this input, and why the others won't."""
+        device = self._weight("weight_ih_l0", {}).device
+        # To read weights may draw a mask. This leaves the random numbers of the user as they are.
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            net = self._network_for(input)
+        x, sizes = self._packed_rows(input, net.weights[0].ih)
+        subject = f"{self.cell!r}, momentum={spelt(net.momentum)}, {x.dtype} on {x.device}"
+        return f"{subject}\n{registry.explain(self.backend, net, sizes)}"
+
+    def flatten_parameters(self) -> None:
+        """Does nothing: where cuDNN wants the weights in one piece, they are joined at each call."""
+
+    @property
+    def all_weights(self) -> list[list[Tensor]]:
+        """The weights of each layer and direction, in torch's order."""
+        return [[w for w in self._weights(s) if w is not None] for s in self._suffixes()]
+
+    def _leading_axes(self) -> tuple[int, ...]:
+        return (self.num_layers * (2 if self.bidirectional else 1),)
+
+    def _suffixes(self) -> list[str]:
+        directions = ("", "_reverse") if self.bidirectional else ("",)
+        return [f"_l{layer}{direction}" for layer in range(self.num_layers) for direction in directions]
+
+    def _network_for(self, input: Tensor | PackedSequence) -> Network:
+        dropout = self.dropout if self.training and self.num_layers > 1 else 0.0
+        return self._network(self.bidirectional, dropout, isinstance(input, PackedSequence))
+
+    def _packed_rows(self, input: Tensor | PackedSequence, weight: Tensor) -> tuple[Tensor, Sequence[int]]:
+        """The input after a check, as packed rows (N, D), and the number of rows in each step."""
+        if isinstance(input, PackedSequence):
+            check_input(input.data, (2,), self.input_size, weight)
+            return input.data, input.batch_sizes.tolist()
+        check_input(input, (2, 3), self.input_size, weight)
+        x = input.unsqueeze(1) if input.dim() == 2 else input.transpose(0, 1) if self.batch_first else input
+        if len(x) == 0:
+            raise RuntimeError(f"input should have at least 1 time step, got shape {tuple(input.shape)}")
+        if torch.compiler.is_dynamo_compiling() and not exporting():
+            return x.flatten(0, 1), EqualSizes(x.shape[0], x.shape[1])
+        return x.flatten(0, 1), [x.shape[1]] * len(x)

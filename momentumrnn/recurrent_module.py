@@ -1,0 +1,235 @@
+"""The base of layers and step cells: parameters with torch's names, a momentum, and checked states."""
+
+from abc import abstractmethod
+from dataclasses import replace
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import (
+    is_parametrized,
+    remove_parametrizations,
+    type_before_parametrizations,
+)
+
+from .backends.stack import Network
+from .cells import Cell, Weights
+from .init import BY_NAME, Init
+from .momentum import RATES, Momentum, learned, spelt, wide
+from .state import State
+from .torch_internals import has_parametrizations, own_tensors
+from .validation import check_kinds, check_tensor
+
+Device = torch.device | str | int | None
+
+
+class RecurrentModule(nn.Module):
+    """The base class of `Recurrent` and `RecurrentCell`.
+
+    Weights are read by `_weights` and `_weight`. Their argument `evaluated` has the parametrised tensors that
+    were evaluated in this call. So a tensor that several layers share is evaluated once.
+    """
+
+    cell: Cell
+    _momentum: Momentum | None
+    hidden_size: int
+    proj_size: int
+    bias: bool | str
+    init: str | Init
+    factored: bool | str
+    # The arguments that `extra_repr` shows, each with the default at which it is left out.
+    _repr_defaults: ClassVar[dict[str, object]]
+
+    @property
+    def momentum(self) -> Momentum | None:
+        """The momentum; where its mu or step is a tensor, with the present `momentum_mu` or `momentum_step`.
+
+        A momentum that is assigned replaces these two by its own tensors, or removes them.
+        """
+        return self._current_momentum({})
+
+    @momentum.setter
+    def momentum(self, momentum: Momentum | None) -> None:
+        check_kinds(self.cell, momentum)
+        tensors = learned(momentum)
+        self._check_rates(tensors)
+        for name, tensor in tensors.items():
+            if tensor.requires_grad and not tensor.is_leaf:
+                raise ValueError(
+                    f"momentum: {name} should be a tensor or Parameter of its own, got one computed from "
+                    f"others; to constrain it, parametrise the layer's momentum_{name}"
+                )
+        for name in map("momentum_{}".format, RATES):
+            if is_parametrized(self, name):
+                remove_parametrizations(self, name, leave_parametrized=False)
+            if any(name in registered for registered in own_tensors(self)):
+                delattr(self, name)
+        for name, tensor in tensors.items():
+            if isinstance(tensor, nn.Parameter):
+                self.register_parameter(f"momentum_{name}", tensor)
+            else:
+                self.register_buffer(f"momentum_{name}", tensor)
+        self._momentum = momentum
+
+    def _check_rates(self, tensors: dict[str, Tensor]) -> None:
+        """Check the sizes of the tensors mu and step of a momentum."""
+        gates, rows = self.cell.gates, self.cell.gates * self.hidden_size
+        for name, tensor in tensors.items():
+            if tensor.dim() > 1 or tensor.numel() not in (1, gates, rows):
+                raise ValueError(
+                    f"momentum: {name} should have 1 entry, {gates} (for each gate) or {rows} (for each gate "
+                    f"row, in torch's order), got shape {tuple(tensor.shape)}"
+                )
+
+    def _current_momentum(self, evaluated: dict[int, Tensor]) -> Momentum | None:
+        names = learned(self._momentum)
+        if not names:
+            return self._momentum
+        tensors = {name: self._weight(f"momentum_{name}", evaluated) for name in names}
+        return replace(cast(Any, self._momentum), **tensors)  # type: ignore[no-any-return]
+
+    def _weight_shapes(self, columns: int) -> dict[str, tuple[int, ...]]:
+        """The shapes of the weights of one direction of one layer, in torch's order."""
+        rows, out = self.cell.gates * self.hidden_size, self.proj_size or self.hidden_size
+        return {
+            "weight_ih": (rows, columns),
+            "weight_hh": (rows, out),
+            **({"bias_ih": (rows,)} if self.bias is True else {}),
+            **({"bias_hh": (rows,)} if self.bias else {}),
+            **({"weight_hr": (out, self.hidden_size)} if self.proj_size else {}),
+        }
+
+    def _add_weights(self, suffix: str, columns: int, device: Device, dtype: torch.dtype | None) -> None:
+        for name, shape in self._weight_shapes(columns).items():
+            empty = torch.empty(shape, device=device, dtype=dtype)
+            self.register_parameter(name + suffix, nn.Parameter(empty))
+
+    def _weights(self, suffix: str, evaluated: dict[int, Tensor] | None = None) -> Weights:
+        """The weights of one direction of one layer."""
+        evaluated = {} if evaluated is None else evaluated
+        ih, hh = self._weight("weight_ih" + suffix, evaluated), self._weight("weight_hh" + suffix, evaluated)
+        b_ih = self._weight("bias_ih" + suffix, evaluated) if self.bias is True else None
+        b_hh = self._weight("bias_hh" + suffix, evaluated) if self.bias else None
+        hr = self._weight("weight_hr" + suffix, evaluated) if self.proj_size else None
+        return Weights(ih, hh, b_ih, b_hh, hr)
+
+    def _weight(self, name: str, evaluated: dict[int, Tensor]) -> Tensor:
+        # has_parametrizations is much faster than is_parametrized, and true for few modules.
+        if not has_parametrizations(self) or not is_parametrized(self, name):
+            return getattr(self, name)  # type: ignore[no-any-return]
+        # Layers that share a matrix share its parametrisation.
+        key = id(self.parametrizations[name])  # type: ignore[index]
+        if key not in evaluated:
+            evaluated[key] = getattr(self, name)
+        return evaluated[key]
+
+    def reset_parameters(self) -> None:
+        """Draw all weights again, as `init` says. `momentum_mu` and `momentum_step` stay as they are."""
+        fill = BY_NAME[self.init] if isinstance(self.init, str) else self.init
+        for suffix in self._suffixes():
+            for name in self._weight_shapes(0):
+                weight = getattr(self, name + suffix)
+                fill(name, weight, self.cell, self.hidden_size)
+                if is_parametrized(self, name + suffix):
+                    setattr(self, name + suffix, weight)  # `weight` is a copy
+
+    def extra_repr(self) -> str:
+        any_cell = "takes_any_cell" in vars(type_before_parametrizations(self))
+        cell = [repr(self.cell)] if any_cell else []
+        values = {name: getattr(self, name) for name in self._repr_defaults}
+        changed = (
+            f"{name}={spelt(value) if isinstance(value, Momentum) else repr(value)}"
+            for name, value in values.items()
+            if value != self._repr_defaults[name]
+        )
+        return ", ".join([*cell, f"{self.input_size}, {self.hidden_size}", *changed])
+
+    def _state_shapes(
+        self, rows: tuple[int, ...], dtype: torch.dtype
+    ) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of each tensor of a State. rows: (B,), or () if unbatched; dtype: of the input."""
+        gate_rows = self.cell.gates * self.hidden_size
+        first = 0 if self._momentum is None else gate_rows
+        second = 0 if self._momentum is None or self._momentum.linear else gate_rows
+        leading = (*self._leading_axes(), *rows)
+        return {
+            **{f"hidden[{i}]": ((*leading, width), dtype) for i, width in enumerate(self._hidden_widths())},
+            "v": ((*leading, first), wide(dtype)),
+            "n": ((*leading, second), wide(dtype)),
+            "k": (rows, torch.int64),
+        }
+
+    def _hidden_widths(self) -> tuple[int, ...]:
+        """The number of columns of each hidden tensor."""
+        first, *others = self.cell.widths(self.hidden_size)
+        return self.proj_size or first, *others
+
+    @abstractmethod
+    def _leading_axes(self) -> tuple[int, ...]:
+        """The axes of a State's tensors before the batch: layers times directions, or none."""
+
+    @abstractmethod
+    def _suffixes(self) -> list[str]:
+        """What follows the name of a weight, for each layer and direction: "_l0", "_l0_reverse", ..."""
+
+    def _network(self, bidirectional: bool = False, dropout: float = 0.0, packed: bool = False) -> Network:
+        """The network that a backend runs, with the present weights."""
+        check_kinds(self.cell, self._momentum)  # a user may have assigned another cell
+        evaluated: dict[int, Tensor] = {}
+        weights, factored = [self._weights(suffix, evaluated) for suffix in self._suffixes()], ""
+        momentum = self._current_momentum(evaluated)
+        tensors = learned(momentum)
+        self._check_rates(tensors)  # a user may have assigned others; kernels would read beyond small ones
+        for name, tensor in tensors.items():
+            if tensor.device != weights[0].ih.device:
+                raise RuntimeError(
+                    f"momentum_{name} should be on {weights[0].ih.device}, got {tensor.device}; "
+                    "the layer's .to() moves both"
+                )
+        if self.factored and (momentum is None or momentum.commutes):
+            weights = [
+                Weights(w.hh @ w.ih, w.hh, None if w.b_ih is None else w.hh @ w.b_ih, w.b_hh) for w in weights
+            ]
+        elif self.factored:
+            factored = "printed" if self.factored == "printed" else "derived"
+        return Network(self.cell, momentum, weights, bidirectional, dropout, packed, factored)
+
+    def _zero_state(self, rows: tuple[int, ...], like: Tensor) -> State:
+        """The state before the first step, with the dtype and device of `like`."""
+        shapes = self._state_shapes(rows, like.dtype)
+        *hidden, v, n, k = (like.new_zeros(shape, dtype=dtype) for shape, dtype in shapes.values())
+        return State(tuple(hidden), v, n, k)
+
+    def _read_state(self, hx: Any, rows: tuple[int, ...], x: Tensor) -> State:
+        """hx as a State, after a check. If hx is torch's or None, the moments are empty tensors."""
+        leading = *self._leading_axes(), *rows
+        # k is not read if hx is no State, so that it needs no value.
+        empty, k = x.new_empty(*leading, 0), x.new_empty(rows, dtype=torch.int64)
+        if hx is None:
+            widths = self._hidden_widths()
+            zeros = {width: x.new_zeros(*leading, width) for width in set(widths)}
+            return State(tuple(zeros[width] for width in widths), empty, empty, k)
+        shapes, states = self._state_shapes(rows, x.dtype), self.cell.states
+        if isinstance(hx, State):
+            tensors, names = [*hx.hidden, hx.v, hx.n, hx.k], [f"hx.{name}" for name in shapes]
+        elif states == 1:
+            tensors, names = [hx], ["hx"]
+        elif isinstance(hx, tuple | list):
+            tensors, names = list(hx), [f"hx[{i}]" for i in range(states)]
+        else:
+            raise TypeError(f"hx should be a tuple of {states} tensors or a State, got {type(hx).__name__}")
+        if len(tensors) != len(names):
+            count = len(hx.hidden if isinstance(hx, State) else hx)
+            raise ValueError(f"hx should hold {states} hidden tensors, got {count}")
+        for name, tensor, (shape, dtype) in zip(names, tensors, shapes.values(), strict=False):
+            hint = f"the input has {rows[0]} rows" if rows else "the input is unbatched"
+            differs = isinstance(tensor, Tensor) and tensor.shape != shape
+            if differs and name in ("hx.v", "hx.n") and tensor.shape[:-1] == shape[:-1]:
+                hint = f"this layer has momentum={spelt(self.momentum)}"
+            check_tensor(name, tensor, shape, dtype, x.device, hint)
+        return hx if isinstance(hx, State) else State(tuple(tensors), empty, empty, k)
+
+
+def as_torch(hidden: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+    """The hidden tensors as torch's layers return them: a single one without a tuple."""
+    return hidden if len(hidden) > 1 else hidden[0]

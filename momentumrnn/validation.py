@@ -1,0 +1,102 @@
+"""Checks of the arguments of layers, step cells and streams. Each error says what the argument should be."""
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .cells import Cell
+from .checks import check_choice, check_integer, check_number
+from .init import BY_NAME, Init
+from .momentum import Momentum
+
+
+def check_kinds(cell: object, momentum: object) -> None:
+    """Refuse what is no cell or no momentum."""
+    if not isinstance(cell, Cell):
+        raise TypeError(f"cell should be a Cell such as cells.LSTM(), got {cell!r}")
+    for name in ("gates", "states"):
+        check_integer(f"{type(cell).__name__}.{name}", getattr(cell, name, None))
+    if momentum is not None and not isinstance(momentum, Momentum):
+        raise TypeError(f"momentum should be None or a Momentum such as HeavyBall(mu=0.6), got {momentum!r}")
+
+
+def check_cell_options(
+    cell: Cell, momentum: object, input_size: object, hidden_size: object, bias: object, init: object
+) -> None:
+    """The arguments that layers and step cells share."""
+    check_kinds(cell, momentum)
+    check_integer("input_size", input_size)
+    check_integer("hidden_size", hidden_size)
+    check_choice("bias", bias, (True, False, "hh"))
+    if not isinstance(init, Init) and (not isinstance(init, str) or init not in BY_NAME):
+        names = ", ".join(map(repr, BY_NAME))
+        kind = ValueError if isinstance(init, str) else TypeError
+        raise kind(f"init should be one of {names}, or an Init such as init.Paper(), got {init!r}")
+
+
+def check_layer_options(
+    cell: Cell,
+    hidden_size: int,
+    num_layers: int,
+    batch_first: object,
+    dropout: float,
+    bidirectional: object,
+    proj_size: int,
+) -> None:
+    """The arguments that a layer has and a step cell has not."""
+    check_integer("num_layers", num_layers)
+    check_integer("proj_size", proj_size, least=0)
+    check_choice("batch_first", batch_first, (True, False))
+    check_choice("bidirectional", bidirectional, (True, False))
+    check_number("dropout", dropout, "a number in [0, 1]", lambda p: 0 <= p <= 1)
+    if dropout > 0 and num_layers == 1:
+        warnings.warn(
+            f"dropout={dropout} acts between layers, and there is one: num_layers=1",
+            stacklevel=4,  # the caller of LSTM(...), past LSTM.__init__ and Recurrent.__init__
+        )
+    if proj_size >= hidden_size:
+        raise ValueError(f"proj_size should be smaller than hidden_size={hidden_size}, got {proj_size}")
+    if proj_size and not cell.projects:
+        raise ValueError(f"proj_size should be 0, since {cell!r} has no projection, got {proj_size}")
+
+
+def check_factored(factored: object, cell: Cell, proj_size: int = 0) -> None:
+    check_choice("factored", factored, (True, False, "printed"))
+    if factored and (cell.gates != 1 or proj_size):
+        raise ValueError(f"factored should be False, since U is not square for {cell!r}, got {factored!r}")
+
+
+def check_input(x: object, dims: Sequence[int], features: int, weight: Tensor) -> None:
+    """dims: the numbers of axes that are allowed; weight: the input must have its dtype and device."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"input should be a Tensor or a PackedSequence, got {type(x).__name__}")
+    if x.dim() not in dims:
+        expected = " or ".join(f"{d}-D" for d in dims)
+        raise ValueError(f"input should be {expected}, got {x.dim()}-D, shape {tuple(x.shape)}")
+    if x.shape[-1] != features:
+        raise RuntimeError(
+            f"input should have input_size={features} features in its last axis, got shape {tuple(x.shape)}"
+        )
+    check_dtype_and_device("input", x, weight.dtype, weight.device)
+
+
+def check_tensor(
+    name: str, x: object, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, hint: str
+) -> None:
+    """hint: the reason for the shape that is expected, at the end of the message."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} should be a Tensor, got {type(x).__name__}")
+    if x.shape != shape:
+        raise RuntimeError(f"{name} should have shape {shape}, got {tuple(x.shape)}; {hint}")
+    check_dtype_and_device(name, x, dtype, device)
+
+
+def check_dtype_and_device(name: str, x: Tensor, dtype: torch.dtype, device: torch.device) -> None:
+    """Under autocast any floating-point dtype will do, since torch casts it."""
+    casts = device.type != "meta" and torch.is_autocast_enabled(device.type)
+    if x.dtype != dtype and not (casts and x.is_floating_point() and dtype.is_floating_point):
+        raise ValueError(f"{name} should have dtype {dtype}, got {x.dtype}")
+    if x.device != device:
+        raise RuntimeError(f"{name} should be on {device}, got {x.device}")
