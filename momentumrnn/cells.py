@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from .checks import check_integer, check_number
+from .value_checks import check_integer, check_number
 
 
 class Weights(NamedTuple):

@@ -15,11 +15,11 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized, register_parametrization
 
-from .checks import check_number
 from .init import ANGLES
 from .momentum import wide
 from .recurrent_layer import Recurrent
 from .step_cells import RecurrentCell
+from .value_checks import check_number
 
 R = TypeVar("R", bound=Recurrent | RecurrentCell)
 # Rounding errors add up in products of orthogonal matrices: each 100th re-basing repairs the base.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .cells import Cell
-from .checks import check_number
+from .value_checks import check_number
 
 
 class Init(ABC):

@@ -7,8 +7,8 @@ import torch
 from . import cells
 from .init import Init
 from .momentum import Momentum
+from .recurrent_base import Device
 from .recurrent_layer import Recurrent as Recurrent
-from .recurrent_module import Device
 
 
 class LSTM(Recurrent):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .checks import check_integer, check_number, describe
+from .value_checks import check_integer, check_number, describe
 
 
 class MomentumState(NamedTuple):

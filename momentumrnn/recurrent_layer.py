@@ -10,14 +10,14 @@ from torch.nn.utils.rnn import PackedSequence
 from .backends import registry
 from .backends.stack import Network
 from .cells import Cell
-from .checks import check_choice, check_integer
 from .init import Init
+from .layer_checks import check_cell_options, check_factored, check_input, check_layer_options
 from .momentum import Momentum, MomentumState, spelt
 from .packing import EqualSizes, lengths
-from .recurrent_module import Device, RecurrentModule, as_torch
+from .recurrent_base import Device, RecurrentModule, as_torch
 from .state import State
 from .torch_internals import exporting
-from .validation import check_cell_options, check_factored, check_input, check_layer_options
+from .value_checks import check_choice, check_integer
 
 
 class Recurrent(RecurrentModule):

@@ -9,12 +9,12 @@ from torch import Tensor
 from . import cells
 from .backends import reference
 from .cells import Cell
-from .checks import check_integer
 from .init import Init
+from .layer_checks import check_cell_options, check_factored, check_input
 from .momentum import Momentum, MomentumState
-from .recurrent_module import Device, RecurrentModule, as_torch
+from .recurrent_base import Device, RecurrentModule, as_torch
 from .state import State
-from .validation import check_cell_options, check_factored, check_input
+from .value_checks import check_integer
 
 
 class RecurrentCell(RecurrentModule):

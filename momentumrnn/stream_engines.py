@@ -15,7 +15,7 @@ from torch import Tensor
 from .backends import reference
 from .cells import LSTM
 from .cuda_graph import capture
-from .kernels import step
+from .kernels import lstm_step
 from .momentum import MOMENTA, Adam, HeavyBall, Momentum, MomentumState, Nesterov, ScheduledRestart
 from .recurrent_layer import Recurrent
 from .state import State
@@ -119,7 +119,7 @@ class KernelEngine(_GPUEngine):
     """Launches one kernel for each layer. A graph would add copies of x and y, and so be slower."""
 
     def __init__(
-        self, layer: Recurrent, state: State, rows: tuple[int, ...], numbers: step.MomentumNumbers | None
+        self, layer: Recurrent, state: State, rows: tuple[int, ...], numbers: lstm_step.MomentumNumbers | None
     ) -> None:
         (h, c), momentum = state.hidden, layer.momentum
         # The kernel knows the decays of our momenta. Those of other classes are computed at each step.
@@ -128,7 +128,7 @@ class KernelEngine(_GPUEngine):
             [None if t is None else t.detach() for t in layer._weights(suffix)[:4]]
             for suffix in layer._suffixes()
         ]
-        self._steps = step.Steps(weights, numbers, h, c, state.v, state.n, state.k)
+        self._steps = lstm_step.Steps(weights, numbers, h, c, state.v, state.n, state.k)
         super().__init__(h.device, self._steps.tensors())
         self._y_like = h.new_empty(*rows, h.shape[-1])
 
@@ -205,7 +205,7 @@ def one_step(layer: Recurrent) -> tuple[Advance, str]:
     return advance, name
 
 
-def kernel_refusal(layer: Recurrent, state: State) -> tuple[str, step.MomentumNumbers | None]:
+def kernel_refusal(layer: Recurrent, state: State) -> tuple[str, lstm_step.MomentumNumbers | None]:
     """Why the kernel can't run a layer, empty if it can; and the numbers of its momentum."""
     if type(layer.cell) is not LSTM:
         return f"{layer.cell!r} has no kernel for one step", None
@@ -222,18 +222,18 @@ def kernel_refusal(layer: Recurrent, state: State) -> tuple[str, step.MomentumNu
             if w.dtype != torch.float32 or not fits:
                 got = f"got {w.dtype}, {tuple(w.shape)} on {w.device}"
                 return f"the kernel takes weights that are contiguous and in torch.float32, {got}", None
-    if len(state.k) > step.MAX_ROWS:
-        return f"the kernel has {step.MAX_ROWS} rows at most", None
+    if len(state.k) > lstm_step.MAX_ROWS:
+        return f"the kernel has {lstm_step.MAX_ROWS} rows at most", None
     numbers = None
     if layer.momentum is not None:
         numbers = _momentum_numbers(layer.momentum, state)
         if numbers is None:
             kind = type(layer.momentum).__name__
             return f"the kernel knows no factors for each channel, as in {kind}", None
-    return step.why_unavailable(state.k.device), numbers
+    return lstm_step.why_unavailable(state.k.device), numbers
 
 
-def _momentum_numbers(momentum: Momentum, state: State) -> step.MomentumNumbers | None:
+def _momentum_numbers(momentum: Momentum, state: State) -> lstm_step.MomentumNumbers | None:
     """The numbers of a momentum; None if it has tensors, or a decay for each channel."""
     values = [momentum.step, momentum.eps, momentum.beta or 0.0, getattr(momentum, "mu", 0.0)]
     if not all(isinstance(value, Real) for value in values):
@@ -251,7 +251,7 @@ def _momentum_numbers(momentum: Momentum, state: State) -> step.MomentumNumbers 
                 return None
     beta = None if momentum.beta is None else float(momentum.beta)
     step_size, eps = float(momentum.step), float(momentum.eps)
-    return step.MomentumNumbers(mu, restart_every, step_size, beta, eps, momentum.eps_in_sqrt)
+    return lstm_step.MomentumNumbers(mu, restart_every, step_size, beta, eps, momentum.eps_in_sqrt)
 
 
 def _has_own_forward(layer: Recurrent) -> bool:

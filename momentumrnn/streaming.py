@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from .checks import check_integer
+from .layer_checks import check_tensor
 from .momentum import spelt
 from .recurrent_layer import Recurrent
 from .state import State
 from .stream_engines import choose_engine
 from .torch_internals import own_tensors
-from .validation import check_tensor
+from .value_checks import check_integer
 
 
 class Stream:

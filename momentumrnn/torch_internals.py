@@ -272,7 +272,7 @@ def exporting() -> bool:
 
 def onednn_has(dtype: torch.dtype) -> bool:
     """Whether oneDNN computes in this 16-bit dtype on this processor; true where torch has no oneDNN."""
-    if not torch.backends.mkldnn.is_available():
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return True
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

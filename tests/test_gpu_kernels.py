@@ -13,7 +13,7 @@ from torch import nn
 
 import momentumrnn as mr
 from momentumrnn import cells
-from momentumrnn.kernels import backward, definition, forward, op
+from momentumrnn.kernels import lstm_backward, lstm_forward, lstm_in_torch, op
 from momentumrnn.kernels.constants import MAX_HIDDEN
 from momentumrnn.kernels.operands import GROUP
 from momentumrnn.kernels.sizes import sizes_of
@@ -113,7 +113,7 @@ def evaluate(function, args, wants, grads, dtype):
 
 def exact(args, wants, grads):
     """Outputs and gradients by the definition in float64."""
-    return evaluate(definition.outputs, args, wants, grads, torch.float64)
+    return evaluate(lstm_in_torch.outputs, args, wants, grads, torch.float64)
 
 
 def fast(args, wants, grads):
@@ -273,7 +273,7 @@ def test_infinite_inputs(D):
     """They saturate gates, as in the definition."""
     args = inputs(20, 8, D, 64)
     args.x[0, 5, 3, 0], args.x[0, 6, 2, 1] = float("inf"), 3.4e38
-    want = definition.outputs(op.Inputs(*(t.double() if isinstance(t, torch.Tensor) else t for t in args)))
+    want = lstm_in_torch.outputs(op.Inputs(*(t.double() if isinstance(t, torch.Tensor) else t for t in args)))
     assert all(error(got, w) < NEAR for got, w in zip(op.lstm(*args)[:3], want[:3], strict=True))
 
 
@@ -503,10 +503,10 @@ def test_backward_twice(kind):
 def test_time_in_chunks(kind, D, beside, monkeypatch):
     """One chunk after the other, and with the rest of the backward pass beside the recurrence."""
     args = of_kind(kind, 50, 16, D, 64, R=2)
-    monkeypatch.setattr(backward, "CHUNK_BYTES", 1 << 16)
+    monkeypatch.setattr(lstm_backward, "CHUNK_BYTES", 1 << 16)
     if beside:
-        monkeypatch.setattr(backward, "OVERLAPPED_STEPS", 8)
-    length = backward.chunk_length(sizes_of(args), args.in_gate_space, args.fine, beside)
+        monkeypatch.setattr(lstm_backward, "OVERLAPPED_STEPS", 8)
+    length = lstm_backward.chunk_length(sizes_of(args), args.in_gate_space, args.fine, beside)
     assert length <= 16
     check(args)
 
@@ -515,21 +515,21 @@ def test_time_in_chunks(kind, D, beside, monkeypatch):
 @pytest.mark.parametrize("alone", [-1, 1])
 def test_the_rest_beside_the_recurrence(kind, alone, monkeypatch):
     """Whatever runs at the same time, the same bits, while other streams are at work, too."""
-    monkeypatch.setattr(backward, "ALONE", alone)
-    monkeypatch.setattr(backward, "OVERLAPPED_CHUNKS", 1)
+    monkeypatch.setattr(lstm_backward, "ALONE", alone)
+    monkeypatch.setattr(lstm_backward, "OVERLAPPED_CHUNKS", 1)
     args = of_kind(kind, 400, 16, 40, 64)
     given = [t.requires_grad_() for t in args.tensors if t is not None]
 
     def gradients():
         return torch.autograd.grad(op.lstm(*args)[0].square().sum(), given)
 
-    monkeypatch.setattr(backward, "OVERLAPPED_STEPS", 100_000)
-    monkeypatch.setattr(backward, "CHUNK_BYTES", 1 << 20)  # as many chunks as beside
+    monkeypatch.setattr(lstm_backward, "OVERLAPPED_STEPS", 100_000)
+    monkeypatch.setattr(lstm_backward, "CHUNK_BYTES", 1 << 20)  # as many chunks as beside
     other = torch.cuda.Stream()
     work = torch.randn(4096, 4096, device="cuda")
     first = gradients()
-    monkeypatch.setattr(backward, "OVERLAPPED_STEPS", 50)
-    monkeypatch.setattr(backward, "CHUNK_BYTES", 1 << 21)
+    monkeypatch.setattr(lstm_backward, "OVERLAPPED_STEPS", 50)
+    monkeypatch.setattr(lstm_backward, "CHUNK_BYTES", 1 << 21)
     for _ in range(5):
         with torch.cuda.stream(other):
             work @ work
@@ -835,8 +835,8 @@ def test_vmap_reaches_one_launch(momentum, limit, monkeypatch):
     nets = [layer(momentum=MOMENTA[momentum]()) for _ in range(3)]
     params = {k: torch.stack([dict(n.named_parameters())[k] for n in nets]).detach().requires_grad_()
               for k, _ in nets[0].named_parameters()}  # fmt: skip
-    calls, real = [], forward.forward
-    monkeypatch.setattr(forward, "forward", lambda *a: calls.append(a[0].w_hh.shape[0]) or real(*a))
+    calls, real = [], lstm_forward.forward
+    monkeypatch.setattr(lstm_forward, "forward", lambda *a: calls.append(a[0].w_hh.shape[0]) or real(*a))
     x = torch.randn(20, 8, 2).cuda()
     out, _ = torch.vmap(lambda p, x: torch.func.functional_call(nets[0], p, (x,)), in_dims=(0, None))(
         params, x

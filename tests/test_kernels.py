@@ -15,11 +15,19 @@ import pytest
 import torch
 from conftest import assert_same
 
-from momentumrnn.kernels import backward as backward_module
-from momentumrnn.kernels import constants, definition, launch, momentum_backward, nvrtc, op, operands
-from momentumrnn.kernels.backward import backward
+from momentumrnn.kernels import (
+    constants,
+    launch,
+    lstm_backward,
+    lstm_in_torch,
+    momentum_backward,
+    nvrtc,
+    op,
+    operands,
+)
 from momentumrnn.kernels.constants import FILTER_THREADS
-from momentumrnn.kernels.forward import forward
+from momentumrnn.kernels.lstm_backward import backward
+from momentumrnn.kernels.lstm_forward import forward
 from momentumrnn.kernels.sizes import Sizes, cluster_size
 
 F64 = torch.float64
@@ -141,9 +149,9 @@ def machine(monkeypatch):
     """The emulator in the place of a GPU."""
     machine = emulator.Machine()
     monkeypatch.setattr(launch, "kernel", machine.kernel)
-    for module in (launch, operands, backward_module, momentum_backward):
+    for module in (launch, operands, lstm_backward, momentum_backward):
         monkeypatch.setattr(module, "torch", emulator.Torch())
-    for module in (operands, backward_module):
+    for module in (operands, lstm_backward):
         monkeypatch.setattr(module, "GROUP", 16)
     return machine
 
@@ -209,7 +217,7 @@ def both(inputs, given=(True,) * op.OUTPUTS, needs=(True,) * op.TENSORS, rows=No
         for t, there in zip(found[:6], given, strict=True)
     ]
     got = backward(grads, (found[0], *found[6:]), inputs, needs)
-    return found, grads, got, (*definition.outputs(inputs), *definition.gradients(grads, inputs, needs))
+    return found, grads, got, (*lstm_in_torch.outputs(inputs), *lstm_in_torch.gradients(grads, inputs, needs))
 
 
 def error(got, want):
@@ -304,8 +312,8 @@ def test_given_drive(machine, leading, bias):
 @pytest.mark.parametrize(("chunks", "case"), [(2, "narrow"), (3, "wide"), (8, "drive")])
 def test_chunks(machine, monkeypatch, chunks, case):
     """Time in chunks, the first of which, the last in time, is shorter."""
-    monkeypatch.setattr(backward_module, "CHUNK_BYTES", 1)
-    monkeypatch.setattr(backward_module, "MAX_CHUNKS", chunks)
+    monkeypatch.setattr(lstm_backward, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(lstm_backward, "MAX_CHUNKS", chunks)
     given = case == "drive"
     inputs = draw(
         (34, 2, 7, 16 if case == "wide" else 2),
@@ -338,8 +346,8 @@ LENGTHS = (7, 7, 6, 5, 5, 4, 4, 3, 3, 3, 2, 2, 1, 1, 1, 1, 1, 1, 1)
     [("narrow", 1), ("narrow", 3), ("narrow", 8), ("wide", 3), ("drive", 3), ("momentum", 3), ("fine", 3)],
 )
 def test_packed(machine, monkeypatch, case, chunks):
-    monkeypatch.setattr(backward_module, "CHUNK_BYTES", 1)
-    monkeypatch.setattr(backward_module, "MAX_CHUNKS", chunks)
+    monkeypatch.setattr(lstm_backward, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(lstm_backward, "MAX_CHUNKS", chunks)
     H, B, T = 34, len(LENGTHS), LENGTHS[0]
     without = (*(("w_ih", "b_ih") if case == "drive" else ()), *plus())
     more = {"decay": decays(T, B), "step": 0.7} if case == "momentum" else {"fine": case == "fine"}
@@ -359,8 +367,8 @@ def test_lengths(machine, lengths):
 @pytest.mark.parametrize("given", ONE, ids=["y", "h", "c"])
 def test_packed_with_some_gradients(machine, monkeypatch, given):
     """A final state's gradient joins where its row ends, in whichever chunk that is."""
-    monkeypatch.setattr(backward_module, "CHUNK_BYTES", 1)
-    monkeypatch.setattr(backward_module, "MAX_CHUNKS", 3)
+    monkeypatch.setattr(lstm_backward, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(lstm_backward, "MAX_CHUNKS", 3)
     run(draw((9, len(LENGTHS), 7, 1), lengths=LENGTHS), given)
 
 
@@ -389,8 +397,8 @@ def test_packed_rows_are_sequences_of_their_own(machine):
 )
 def test_extrapolated(machine, monkeypatch, size, chunks, every):
     """Rows that begin at several j; gradients of z0, and of the last z, which joins at the end."""
-    monkeypatch.setattr(backward_module, "CHUNK_BYTES", 1)
-    monkeypatch.setattr(backward_module, "MAX_CHUNKS", chunks)
+    monkeypatch.setattr(lstm_backward, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(lstm_backward, "MAX_CHUNKS", chunks)
     run(draw(size, **extrapolated(size[1], every)))
     outputs, _, got = run(draw(size, **extrapolated(size[1], every)), [i == 3 for i in range(6)])
     assert outputs[3].shape == got[7].shape == (1, size[1], 4 * size[0])
@@ -404,8 +412,8 @@ def test_extrapolated_replicas(machine, leading):
 
 @pytest.mark.parametrize("fine", [False, True], ids=["fast", "fine"])
 def test_packed_and_extrapolated(machine, monkeypatch, fine):
-    monkeypatch.setattr(backward_module, "CHUNK_BYTES", 1)
-    monkeypatch.setattr(backward_module, "MAX_CHUNKS", 3)
+    monkeypatch.setattr(lstm_backward, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(lstm_backward, "MAX_CHUNKS", 3)
     B, T = len(LENGTHS), LENGTHS[0]
     more = extrapolated(B, 4)
     run(draw((34, B, T, 2), (1,) * 7, lengths=LENGTHS, fine=fine, decay=decays(T, B), step=0.7, **more))
@@ -467,8 +475,8 @@ def test_fine_sizes(machine, size):
 def test_fine_is_nearly_float32(machine, monkeypatch, case, H):
     """As the kernels round, in outputs and all gradients; without the low parts errors are far larger."""
     monkeypatch.setattr(emulator, "ROUND", True)
-    monkeypatch.setattr(backward_module, "CHUNK_BYTES", 1)
-    monkeypatch.setattr(backward_module, "MAX_CHUNKS", 3)
+    monkeypatch.setattr(lstm_backward, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(lstm_backward, "MAX_CHUNKS", 3)
     T, B, more, lengths = 7, 3, {"without": plus()}, ()
     if case in ("momentum", "all"):
         more |= {"decay": decays(T, B), "step": 0.7}
@@ -529,7 +537,7 @@ def test_gate_space(machine, case, size):
 @pytest.mark.parametrize("features", [2, 17], ids=["narrow", "wide"])
 def test_gate_space_in_chunks(machine, monkeypatch, case, features, fine):
     """Chunks of whole segments; rows that end in each of them."""
-    monkeypatch.setattr(backward_module, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(lstm_backward, "CHUNK_BYTES", 1)
     monkeypatch.setattr(launch, "MANY_UNITS", 0 if fine else 1 << 30)  # two channels a thread, or one
     T, lengths = 33, (33, 32, 25, 24, 17, 16, 9, 8, 1)
     size = 5, len(lengths), T, features
@@ -633,7 +641,7 @@ def test_input_is_nearly_float32(machine, monkeypatch, features, momentum, fine)
     inputs = draw((9, 3, 1, features), fine=fine, **more)
     inputs = inputs._replace(h0=0 * inputs.h0, c0=0 * inputs.c0)
     y, *_ = forward(inputs, False)
-    want = definition.outputs(inputs)[0]
+    want = lstm_in_torch.outputs(inputs)[0]
     assert_same(y, want, torch.float32)
     if fine:
         assert error([y], [want]) < 2e-7
@@ -648,7 +656,7 @@ def test_rounded(machine, monkeypatch):
     grads = [*(torch.randn_like(t) * rows for t in (y, h, c)), None, None, None]
     needs = [i in (0, 5, 6) for i in range(op.TENSORS)]
     got = backward(grads, (y, gates, cells, moments), inputs, needs)
-    want = definition.gradients(grads, inputs, needs)
+    want = lstm_in_torch.gradients(grads, inputs, needs)
     for found, sought in zip(got, want, strict=True):
         if sought.numel():
             assert_same(found / rows, sought / rows, "TF32")
@@ -666,7 +674,7 @@ def test_rounded_and_packed(machine, monkeypatch):
     for given in ((1,), (2,), (3,), (1, 2, 3)):
         grads = [torch.randn_like(t) * rows if i in given else None for i, t in enumerate((y, h, c, z))]
         got = backward([*grads, None, None], (y, *kept), inputs, needs)
-        want = definition.gradients([*grads, None, None], inputs, needs)
+        want = lstm_in_torch.gradients([*grads, None, None], inputs, needs)
         for found, sought in zip(got, want, strict=True):
             if sought.numel():
                 for b in range(5):
@@ -685,7 +693,7 @@ def test_gradients_that_grow(machine, monkeypatch):
     grads = None, torch.randn_like(h), torch.randn_like(c), None, None, None
     needs = [i in (0, 5, 6) for i in range(op.TENSORS)]
     got = backward(grads, (y, gates, cells, moments), inputs, needs)
-    want = definition.gradients(grads, inputs, needs)
+    want = lstm_in_torch.gradients(grads, inputs, needs)
     assert want[5].norm() > 2.0**20 * grads[1].norm()
     for i in (0, 5, 6):
         assert (got[i] - want[i]).norm() < 2e-3 * want[i].norm()
@@ -883,8 +891,8 @@ def test_other_mutants_are_caught(machine, monkeypatch, mutant):
     module = changed(*OTHERS[mutant]) if mutant else changed("", "")
     module.ROUND = True
     monkeypatch.setattr(launch, "kernel", module.Machine().kernel)
-    monkeypatch.setattr(backward_module, "CHUNK_BYTES", 1)
-    monkeypatch.setattr(backward_module, "MAX_CHUNKS", 3)
+    monkeypatch.setattr(lstm_backward, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(lstm_backward, "MAX_CHUNKS", 3)
     lengths = 6, 5, 5, 3, 3, 1, 1, 1, 1
     T, B = 6, len(lengths)
     more = extrapolated(B) | {"decay": decays(T, B), "step": 0.7}

@@ -15,18 +15,18 @@ ROOT = Path(__file__).parent.parent / PACKAGE
 # The library from the bottom up: a module imports from the lines above its own, never from its own line.
 KERNELS = [
     "kernels.constants kernels.inputs kernels.nvrtc kernels.overlap",
-    "kernels.sizes kernels.definition",
+    "kernels.sizes kernels.lstm_in_torch",
     "kernels.launch",
-    "kernels.operands kernels.step",
-    "kernels.forward kernels.momentum_backward",
-    "kernels.backward",
+    "kernels.operands kernels.lstm_step",
+    "kernels.lstm_forward kernels.momentum_backward",
+    "kernels.lstm_backward",
     "kernels.op",
 ]
 LIBRARY = [
-    "backends kernels checks cuda_graph provenance repr_parser torch_internals",
+    "backends kernels value_checks cuda_graph provenance repr_parser torch_internals",
     "momentum cells packing",
     "init state",
-    "validation",
+    "layer_checks",
     "backends.stack",
     "backends.reference",
     "backends.double_backward backends.time_chunks",
@@ -36,7 +36,7 @@ LIBRARY = [
     *KERNELS,
     "backends.cuda",
     "backends.registry",
-    "recurrent_module",
+    "recurrent_base",
     "recurrent_layer step_cells",
     "layers",
     "stream_engines constraints paper_names",
@@ -47,7 +47,7 @@ LIBRARY = [
 # Modules, and packages with all that is in them, which not everyone further down in the list may import.
 ONLY_FOR = {
     "kernels": "kernels backends.cuda",
-    "kernels.step": "stream_engines",
+    "kernels.lstm_step": "stream_engines",
     "backends.cuda": "backends.registry",
     "backends.native": "backends.registry",
     "backends.chunked": "backends.native",
@@ -55,9 +55,9 @@ ONLY_FOR = {
     "backends.chunked_steps": "backends.chunked backends.native",
     "backends.double_backward": "backends.chunked backends.native",
     "backends.time_chunks": "backends.chunked backends.chunked_moments backends.chunked_steps",
-    "init": "validation recurrent_module recurrent_layer layers step_cells constraints api",
-    "state": "recurrent_module recurrent_layer layers step_cells stream_engines streaming api modules",
-    "validation": "recurrent_module recurrent_layer layers step_cells streaming constraints",
+    "init": "layer_checks recurrent_base recurrent_layer layers step_cells constraints api",
+    "state": "recurrent_base recurrent_layer layers step_cells stream_engines streaming api modules",
+    "layer_checks": "recurrent_base recurrent_layer layers step_cells streaming constraints",
     "cuda_graph": "stream_engines",
     "stream_engines": "streaming",
     "provenance": "",
@@ -282,11 +282,11 @@ def test_what_the_order_means():
     assert "momentum" not in allowed("cells")
     assert not {n for n in allowed("layers") if within(n, "kernels backends.cuda backends.native api")}
     kernels = {n for n in allowed("stream_engines") if within(n, "kernels backends.cuda")}
-    assert kernels == {"kernels.step"}
+    assert kernels == {"kernels.lstm_step"}
     for name in (n for line in LIBRARY for n in line.split()):
         assert not {n for n in allowed(name) if within(n, "bench experiments cli __main__")}
     # The operator's form in plain torch uses the one definition.
-    assert {"backends.reference", "momentum", "cells"} <= allowed("kernels.definition")
+    assert {"backends.reference", "momentum", "cells"} <= allowed("kernels.lstm_in_torch")
 
 
 @pytest.fixture
@@ -319,7 +319,7 @@ def tree(tmp_path):
         ("backends.reference", "from .. import layers", "layers"),
         ("backends.native", "from ..kernels import op", "kernels.op"),
         ("kernels.nvrtc", "from ..backends import cuda", "backends.cuda"),
-        ("stream_engines", "from .kernels import op, step", "kernels.op"),
+        ("stream_engines", "from .kernels import lstm_step, op", "kernels.op"),
         ("experiments.folders", "from .report import gather", "experiments.report.gather"),
         ("cli.data", "from ..experiments.report.gather import plain", "experiments.report.gather"),
     ],

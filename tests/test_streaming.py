@@ -16,7 +16,7 @@ from conftest import CELLS, MOMENTA, TOLERANCE, assert_same, difference, grid
 
 import momentumrnn as mr
 from momentumrnn import cells, stream_engines, streaming
-from momentumrnn.kernels import launch, nvrtc, step
+from momentumrnn.kernels import launch, lstm_step, nvrtc
 
 F64 = torch.float64
 
@@ -360,12 +360,12 @@ def test_the_kernel_compiles():
                 pytest.skip(str(error))
             taken = nvrtc.resources(log)["lstm_step"]
             assert taken[1:] == (0, 0, 0)
-            assert taken.registers * step.THREADS <= 65536
+            assert taken.registers * lstm_step.THREADS <= 65536
 
 
 def test_constants_are_those_of_the_kernel():
     known = emulator.constants("lstm_step", N=1, ROWS=1)
-    assert step.THREADS == known.THREADS
+    assert lstm_step.THREADS == known.THREADS
 
 
 # ---- the kernel, run on a CPU: its own source as C++, each thread a coroutine, blocks one by one
@@ -452,9 +452,8 @@ def host(tmp_path_factory):
     if shutil.which("g++") is None:
         pytest.skip("needs g++ to run the kernel on a CPU, and there is none")
     folder = tmp_path_factory.mktemp("host")
-    kernel = (
-        f"constexpr int STEP_UNITS = {step.STEP_UNITS};\n{(emulator.FOLDER / 'lstm_step.cu').read_text()}"
-    )
+    source = (emulator.FOLDER / "lstm_step.cu").read_text()
+    kernel = f"constexpr int STEP_UNITS = {lstm_step.STEP_UNITS};\n{source}"
     (folder / "kernel.cpp").write_text(HOST % kernel)
     signature = nvrtc.signature(kernel, "lstm_step")
 
@@ -486,8 +485,8 @@ def emulated(host, monkeypatch):
         assert reason == ""
         return stream_engines.KernelEngine(layer, state, rows, numbers), "emulated"
 
-    monkeypatch.setattr(step, "_launcher", launcher)
-    monkeypatch.setattr(step, "why_unavailable", lambda device: "")
+    monkeypatch.setattr(lstm_step, "_launcher", launcher)
+    monkeypatch.setattr(lstm_step, "why_unavailable", lambda device: "")
     monkeypatch.setattr(stream_engines, "_stream_handle", lambda device: 0)
     monkeypatch.setattr(stream_engines, "_current_stream", lambda device: None)
     monkeypatch.setattr(streaming, "choose_engine", choose)
@@ -624,7 +623,7 @@ def test_emulated_extremes(emulated):
 
 
 def test_what_the_kernel_refuses(monkeypatch):
-    monkeypatch.setattr(step, "why_unavailable", lambda device: "")
+    monkeypatch.setattr(lstm_step, "why_unavailable", lambda device: "")
 
     def reason(layer):
         state = layer.initial_state(2)

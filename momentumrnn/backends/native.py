@@ -210,10 +210,12 @@ def _torch_layers(
 
 
 def _onednn_would_raise(net: Network, x: Tensor) -> bool:
-    """Whether torch gives an LSTM under autocast to oneDNN on a processor where oneDNN has none in 16 bits."""
+    """Whether torch, under autocast, hands an LSTM to oneDNN where oneDNN has no LSTM in 16 bits."""
     if x.device.type != "cpu" or not torch.is_autocast_enabled("cpu") or x.dtype == torch.float64:
         return False
-    return net.cell == LSTM() and net.weights[0].hr is None and not onednn_has(torch.get_autocast_dtype("cpu"))
+    return (
+        net.cell == LSTM() and net.weights[0].hr is None and not onednn_has(torch.get_autocast_dtype("cpu"))
+    )
 
 
 def _torch_layers_in(

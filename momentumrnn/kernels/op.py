@@ -11,7 +11,7 @@
 and c, (R, B, H). It returns the final z, v and n, (R, B, 4H), where their first ones were given, else empty
 tensors. Last come three buffers for the backward pass on a GPU, which are empty unless `keep` is true.
 `momentumrnn::lstm_backward` returns gradients in the inputs' shapes. That of a shared input is the sum over
-all replicas; that of an input that needs none is an empty tensor. On a CPU `definition` runs.
+all replicas; that of an input that needs none is an empty tensor. On a CPU `lstm_in_torch` runs.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from .. import torch_internals
 from ..torch_internals import DispatchKeySet, call_below_autograd
-from . import backward, definition, forward
+from . import lstm_backward, lstm_forward, lstm_in_torch
 from .inputs import REPLICATED, TENSORS, Inputs
 from .sizes import saved_sizes
 
@@ -48,7 +48,7 @@ _lstm_backward: Any = torch.ops.momentumrnn.lstm_backward.default
 
 def _on_cpu(*args: Any) -> tuple[Tensor, ...]:
     inputs, keep = Inputs(*args[:-1]), args[-1]
-    outputs = [t.clone(memory_format=torch.contiguous_format) for t in definition.outputs(inputs)]
+    outputs = [t.clone(memory_format=torch.contiguous_format) for t in lstm_in_torch.outputs(inputs)]
     return *outputs, *(b.zero_() for b in _buffers(inputs, keep))
 
 
@@ -56,16 +56,16 @@ def _backward_on_cpu(*args: Any) -> tuple[Tensor, ...]:
     # No mode of torch, under which torch.func fails here, reaches into another thread.
     with ThreadPoolExecutor(1) as thread:
         inputs = Inputs(*args[FIRST:-1])
-        gradients = thread.submit(definition.gradients, args[:OUTPUTS], inputs, args[-1]).result()
+        gradients = thread.submit(lstm_in_torch.gradients, args[:OUTPUTS], inputs, args[-1]).result()
     return tuple(g.detach().contiguous() for g in gradients)
 
 
 def _on_cuda(*args: Any) -> tuple[Tensor, ...]:
-    return forward.forward(Inputs(*args[:-1]), args[-1])
+    return lstm_forward.forward(Inputs(*args[:-1]), args[-1])
 
 
 def _backward_on_cuda(*args: Any) -> tuple[Tensor, ...]:
-    return backward.backward(args[:OUTPUTS], args[OUTPUTS:FIRST], Inputs(*args[FIRST:-1]), args[-1])
+    return lstm_backward.backward(args[:OUTPUTS], args[OUTPUTS:FIRST], Inputs(*args[FIRST:-1]), args[-1])
 
 
 def _traced(*args: Any) -> tuple[Tensor, ...]:
@@ -143,7 +143,7 @@ class _Backward(torch_internals.SingleLevelFunction):  # type: ignore[misc]
             given = iter(needed)
             every: list[Any] = [next(given) if need else t for t, need in zip(tensors, needs, strict=True)]
             inputs = Inputs(*every[OUTPUTS:], *constants, *ctx.rest)
-            return definition.gradients(every[:OUTPUTS], inputs, ctx.needs)
+            return lstm_in_torch.gradients(every[:OUTPUTS], inputs, ctx.needs)
 
         moving = (t for t, need in zip(tensors, needs, strict=True) if need)
         values, pull, *_ = torch.func.vjp(first_gradients, *moving)

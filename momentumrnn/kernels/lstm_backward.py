@@ -69,39 +69,26 @@ def _backward(
     # The momentum in gate space has the gradients of w_ih and b_ih.
     need_weights = [need and not (driven and n % 2 == 0) for n, need in enumerate(needs[1:5])]
     weights = WeightGradients(run, i, size, chunks, recurrence, y) if any(need_weights) else None
-    for_dx = (
-        weights_for_dx(run, i.w_ih, size, i.fine) if needs[0] and i.w_ih is not None and not driven else None
-    )
     dx = i.x.new_empty(size.R, size.N, i.x.shape[2]) if needs[0] else None
     momentum = MomentumBackward(run, i, size, moments, (dv, dn), needs[0], chunks.room) if driven else None
-    parts_of_dx = []
+    of_input = None if dx is None or driven else InputGradient(run, i, size, chunks, recurrence, dx)
     for k in range(len(chunks)):
         if overlap is None:
             recurrence(k)
         else:
             overlap.wait_for(k)
-        high, low = recurrence.dz(k)
-        rows = chunks.rows(k)
-        count = rows.stop - rows.start
         if weights is not None:
             weights.add(k)
         if momentum is not None:
-            momentum.add(high, low, recurrence.scales[k], chunks.steps(k), rows, dx)
-        elif for_dx is not None:
-            low_rows = None if low is None else low[:, :count]
-            parts_of_dx.append(product_over_gates(high[:, :count], low_rows, for_dx[0], size.D))
-        elif dx is not None:
-            run(
-                "unpack_drive_gradient", count * size.H, size.R,
-                dz=high, dz_low=low, scales=recurrence.scales[k], dx=dx,
-                before=rows.start, rows=count, room=chunks.room, N=size.N, H=size.H,
-            )  # fmt: skip
+            momentum.add(*recurrence.dz(k), recurrence.scales[k], chunks.steps(k), chunks.rows(k), dx)
+        if of_input is not None:
+            of_input.add(k)
         if overlap is not None and k + 2 < len(chunks):
             overlap.begin(k + 2, recurrence)
 
     of_weights: list[Tensor | None] = [None] * 4 if weights is None else weights.gradients(need_weights)
-    if for_dx is not None and dx is not None:
-        _filter_dx(run, i, size, parts_of_dx, recurrence.scales, for_dx[1], dx)
+    if of_input is not None:
+        of_input.finish()
     of_momentum: Sequence[Tensor | None] = (None,) * 4
     if momentum is not None:
         (of_weights[0], of_weights[2]), of_momentum = momentum.gradients()
@@ -114,23 +101,6 @@ def _backward(
         if len(t) < size.R
         else d
         for t, d, need in zip(i.tensors, all_gradients, needs, strict=True)
-    )
-
-
-def _filter_dx(
-    run: Launcher,
-    i: Inputs,
-    size: Sizes,
-    parts: Sequence[Tensor],
-    scales: Sequence[Tensor],
-    powers: Tensor,
-    dx: Tensor,
-) -> None:
-    """Write dx: the products of all chunks, latest first, filtered backwards in time."""
-    scales = [scale[:, : part.shape[1]] for scale, part in zip(scales, parts, strict=True)]
-    whole, factors = (p[0] if len(p) == 1 else torch.cat(list(p)[::-1], 1) for p in (parts, scales))
-    run.filter(
-        whole, i.decay, size._replace(F=size.D), i.step, v=dx, factors=factors * powers, backwards=True
     )
 
 
@@ -301,6 +271,42 @@ class WeightGradients:
             D=0 if i.in_gate_space else D, F=self.features, columns=self.columns, own_input=is_own(i.x, R),
         )  # fmt: skip
         return found
+
+
+class InputGradient:
+    """Fills dx, the gradient of x or of a drive that was given; not for a momentum in gate space."""
+
+    def __init__(
+        self, run: Launcher, i: Inputs, size: Sizes, chunks: Chunks, recurrence: Recurrence, dx: Tensor
+    ) -> None:
+        self.run, self.i, self.size, self.chunks, self.recurrence = run, i, size, chunks, recurrence
+        self.dx = dx
+        self.weights = None if i.w_ih is None else weights_for_dx(run, i.w_ih, size, i.fine)
+        self.products: list[Tensor] = []  # of dz with W, for each chunk, before the filter
+
+    def add(self, k: int) -> None:
+        """The part of chunk k."""
+        (high, low), size, rows = self.recurrence.dz(k), self.size, self.chunks.rows(k)
+        count = rows.stop - rows.start
+        if self.weights is not None:
+            low_rows = None if low is None else low[:, :count]
+            self.products.append(product_over_gates(high[:, :count], low_rows, self.weights[0], size.D))
+            return
+        self.run(
+            "unpack_drive_gradient", count * size.H, size.R,
+            dz=high, dz_low=low, scales=self.recurrence.scales[k], dx=self.dx,
+            before=rows.start, rows=count, room=self.chunks.room, N=size.N, H=size.H,
+        )  # fmt: skip
+
+    def finish(self) -> None:
+        """Filter the products of all chunks, latest first, backwards in time."""
+        if self.weights is None:
+            return
+        parts = zip(self.recurrence.scales, self.products, strict=True)
+        scales = [scale[:, : product.shape[1]] for scale, product in parts]
+        whole, factors = (p[0] if len(p) == 1 else torch.cat(p[::-1], 1) for p in (self.products, scales))
+        factors, size = factors * self.weights[1], self.size._replace(F=self.size.D)
+        self.run.filter(whole, self.i.decay, size, self.i.step, v=self.dx, factors=factors, backwards=True)
 
 
 def _padded(columns: int) -> int:

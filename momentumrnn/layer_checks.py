@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from .cells import Cell
-from .checks import check_choice, check_integer, check_number
 from .init import BY_NAME, Init
 from .momentum import Momentum
+from .value_checks import check_choice, check_integer, check_number
 
 
 def check_kinds(cell: object, momentum: object) -> None:

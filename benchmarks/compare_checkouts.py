@@ -1,7 +1,7 @@
 """Times two checkouts of this repository against each other, in turns, so that both meet the same noise.
 
     git worktree add ../before COMMIT
-    python benchmarks/compare.py --before ../before --json results/bench/NAME.json [--device cuda]
+    python benchmarks/compare_checkouts.py --before ../before --json results/bench/NAME.json [--device cuda]
 
 Each checkout runs in a process of its own. In each round both time every case, one right after the other. The
 result has the median time of each, and the ratio after / before: the median over rounds.
@@ -100,23 +100,27 @@ def worker(device: str) -> None:
         torch.cuda.synchronize()
         return graph.replay
 
-    def seconds(call: Callable[[], object]) -> float:
-        times: list[float] = []
-        while sum(times) < SECONDS or len(times) < 3:
-            begin = time.perf_counter()
-            for _ in range(3):
-                call()
-            if device == "cuda":
-                torch.cuda.synchronize()
-            times.append((time.perf_counter() - begin) / 3)
-        return statistics.median(times)
-
     built: dict[str, Callable[[], object]] = {}
     for line in sys.stdin:
         if line not in built:
             built[line] = build(*json.loads(line))
-            seconds(built[line])
-        print(json.dumps(1e3 * seconds(built[line])), flush=True)
+            seconds(built[line], device)
+        print(json.dumps(1e3 * seconds(built[line], device)), flush=True)
+
+
+def seconds(call: Callable[[], object], device: str) -> float:
+    """The median time of a call."""
+    import torch
+
+    times: list[float] = []
+    while sum(times) < SECONDS or len(times) < 3:
+        begin = time.perf_counter()
+        for _ in range(3):
+            call()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        times.append((time.perf_counter() - begin) / 3)
+    return statistics.median(times)
 
 
 def start(root: Path, device: str) -> subprocess.Popen[str]:
@@ -171,7 +175,8 @@ def main() -> None:
         parser.error(f"--before should be a checkout of this repository, got {args.before}")
     from momentumrnn.provenance import provenance
 
-    command = f"python benchmarks/compare.py --before BEFORE --device {args.device} --rounds {args.rounds}"
+    options = f"--before BEFORE --device {args.device} --rounds {args.rounds}"
+    command = f"python benchmarks/compare_checkouts.py {options}"
     result = provenance(command, args.device) | {"before": args.before_commit, "rounds": args.rounds}
     result["cases"] = compare(args.before, args.device, args.rounds)
     if args.json:

@@ -15,10 +15,10 @@ from torch.nn.utils.parametrize import (
 from .backends.stack import Network
 from .cells import Cell, Weights
 from .init import BY_NAME, Init
+from .layer_checks import check_kinds, check_tensor
 from .momentum import RATES, Momentum, learned, spelt, wide
 from .state import State
 from .torch_internals import has_parametrizations, own_tensors
-from .validation import check_kinds, check_tensor
 
 Device = torch.device | str | int | None
 
