@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,11 @@ def cases(device: str) -> list[list[str]]:
         for shape in SHAPES[device]
         for momentum in MOMENTA
     ]
-    first = next(iter(SHAPES[device]))
+    first, loop_shape = next(iter(SHAPES[device])), "small97" if device == "cuda" else "medium128"
     replicas = [["replicas", "LSTM", "pmnist128", m] for m in MOMENTA] if device == "cuda" else []
-    return grid + replicas + [["stream", "LSTM", first, m] for m in MOMENTA]
+    streams = [["stream", "LSTM", first, m] for m in MOMENTA]
+    loops = [["loop", cell, loop_shape, m] for cell in cells for m in MOMENTA]
+    return grid + replicas + streams + loops
 
 
 def worker(device: str) -> None:
@@ -58,6 +61,7 @@ def worker(device: str) -> None:
     import torch
 
     import momentumrnn as mr
+    from momentumrnn.bench import loop
 
     def build(kind: str, cell: str, shape: str, momentum: str) -> Callable[[], object]:
         T, B, D, H, layers, directions = SHAPES[device][shape]
@@ -84,11 +88,13 @@ def worker(device: str) -> None:
 
             return together
 
+        call = partial(loop, net) if kind == "loop" else net
+
         def training() -> None:
             net.zero_grad()
-            net(x)[0].sum().backward()
+            call(x)[0].sum().backward()
 
-        if kind == "eager":
+        if kind in ("eager", "loop"):
             return training
         side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
         with torch.cuda.stream(side):

@@ -142,7 +142,7 @@ def read_stages(text: str, defines: nvrtc.Defines, device: int, names: dict[int,
                 ctypes.c_void_p(module), b"stages")  # fmt: skip
     nvrtc._call(context, driver.cuMemcpyDtoH_v2, cycles, place, ctypes.c_size_t(ctypes.sizeof(cycles)))
     found = {names[number]: cycles[number] for number in sorted(names)}
-    if dict(defines).get("MOMENT") == 0:  # behind the stores comes the next step
+    if dict(defines).get("MOMENTUM_FORM") == 0:  # behind the stores comes the next step
         found["stores"] += found.pop("momentum")
     return found
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    # A submodule is imported by itself: by way of `api` a module that imports it would import itself.
+    # A submodule is imported directly: by way of `api`, modules that `api` imports would import themselves.
     if not name.startswith("_") and find_spec(f"{__name__}.{name}"):
         return import_module(f".{name}", __name__)
     api, names = import_module(".api", __name__), globals()
@@ -31,4 +31,4 @@ def __dir__() -> list[str]:
 
 
 if "torch" in sys.modules:
-    __getattr__("__all__")
+    __getattr__("__all__")  # loads all names of `api`

@@ -67,7 +67,7 @@ class Cell(ABC):
         """
 
 
-def _plus(r: Tensor, b: Tensor | None) -> Tensor:
+def _add_bias(r: Tensor, b: Tensor | None) -> Tensor:
     return r if b is None else r + b
 
 
@@ -95,13 +95,13 @@ class Elman(Cell):
 
 def _modrelu(v: Tensor, r: Tensor, b: Tensor | None) -> Tensor:
     y = v + r
-    return y.sign() * _plus(y.abs(), b).relu()
+    return y.sign() * _add_bias(y.abs(), b).relu()
 
 
 _NONLINEARITIES: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
-    "tanh": lambda v, r, b: (v + _plus(r, b)).tanh(),
-    "relu": lambda v, r, b: (v + _plus(r, b)).relu(),
-    "sigmoid": lambda v, r, b: (v + _plus(r, b)).sigmoid(),
+    "tanh": lambda v, r, b: (v + _add_bias(r, b)).tanh(),
+    "relu": lambda v, r, b: (v + _add_bias(r, b)).relu(),
+    "sigmoid": lambda v, r, b: (v + _add_bias(r, b)).sigmoid(),
     "modrelu": _modrelu,
 }
 
@@ -116,10 +116,10 @@ class LSTM(Cell):
     forget = 1
 
     def step(self, v: Tensor, r: Tensor, b: Tensor | None, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return _lstm(v + _plus(r, b), state[1])
+        return _lstm_step(v + _add_bias(r, b), state[1])
 
 
-def _lstm(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+def _lstm_step(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     i, f, g, o = gates.chunk(4, -1)
     c = f.sigmoid() * c + i.sigmoid() * g.tanh()
     return o.sigmoid() * c.tanh(), c
@@ -136,9 +136,9 @@ class ExtrapolatedLSTM(Cell):
     step_size: factor on the input, a positive number. Default: 1
 
     It extrapolates the whole gate input, U h included, and has a minus sign before W x. Its velocity depends
-    on h. So it is no momentum, but a cell with the state `(h, c, y, j)`: (B, H), (B, H), (B, 4H) and (B, 1).
-    Some backends have a gradient for the count j, some have none. For the equations of the paper use
-    `LSTM(momentum=ScheduledRestart(...))`.
+    on h. Therefore it is a cell, not a momentum. Its state is `(h, c, y, j)`: (B, H), (B, H), (B, 4H) and
+    (B, 1). Whether the initial count j gets a gradient depends on the backend. For the equations of the
+    paper use `LSTM(momentum=ScheduledRestart(...))`.
 
     >>> import torch
     >>> from momentumrnn import Recurrent
@@ -164,9 +164,9 @@ class ExtrapolatedLSTM(Cell):
         return hidden_size, hidden_size, 4 * hidden_size, 1
 
     def step(self, v: Tensor, r: Tensor, b: Tensor | None, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        _, c, old, j = state
-        y = _plus(r, b) - self.step_size * v
-        return *_lstm(y + j / (j + 3) * (y - old), c), y, (j + 1) % self.every
+        _, c, previous_y, j = state
+        y = _add_bias(r, b) - self.step_size * v
+        return *_lstm_step(y + j / (j + 3) * (y - previous_y), c), y, (j + 1) % self.every
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class GRU(Cell):
 
     def step(self, v: Tensor, r: Tensor, b: Tensor | None, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         v_r, v_z, v_n = v.chunk(3, -1)
-        u_r, u_z, u_n = _plus(r, b).chunk(3, -1)
+        u_r, u_z, u_n = _add_bias(r, b).chunk(3, -1)
         z = (v_z + u_z).sigmoid()
         n = (v_n + (v_r + u_r).sigmoid() * u_n).tanh()
         return (n + z * (state[0] - n),)

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized, register_parametrization
 
 from .init import ANGLES
-from .momentum import wide
+from .momentum import moments_dtype
 from .recurrent_layer import Recurrent
 from .step_cells import RecurrentCell
 from .value_checks import check_number
@@ -52,7 +52,7 @@ def orthogonal(rnn: R, init: str | None = "cayley") -> R:
         raise ValueError(f"orthogonal: init should be one of {names}, None, got {init!r}")
     for name, *_ in matrices:
         if is_parametrized(rnn, name):
-            kinds = ", ".join(type(m).__name__ for m in _steps(rnn, name))
+            kinds = ", ".join(type(m).__name__ for m in _parametrizations_of(rnn, name))
             raise ValueError(
                 f"orthogonal: rnn.{name} should be a plain parameter, got one parametrised by {kinds}; "
                 "call orthogonal once, and weight_drop after it"
@@ -68,7 +68,7 @@ def orthogonal(rnn: R, init: str | None = "cayley") -> R:
             ANGLES[init](U)
         parametrizations.orthogonal(rnn, first, orthogonal_map="matrix_exp", use_trivialization=True)
         rebasings = torch.zeros((), dtype=torch.int64, device=U.device)
-        _steps(rnn, first)[0].register_buffer("rebasings", rebasings)
+        _parametrizations_of(rnn, first)[0].register_buffer("rebasings", rebasings)
         _share(rnn, first, others)
     return rnn
 
@@ -102,7 +102,9 @@ def rebase_(model: nn.Module) -> None:
             U = first(X)
             rebasings += 1
             if rebasings % _REPAIR_EVERY == 0:
-                left, _, right = torch.linalg.svd(U.to(wide(U.dtype)))  # torch has no svd for 16 bits
+                left, _, right = torch.linalg.svd(
+                    U.to(moments_dtype(U.dtype))
+                )  # torch has no svd for 16 bits
                 U = left @ right
             base.copy_(U)
             X.zero_()
@@ -116,8 +118,9 @@ def weight_drop(rnn: R, p: float) -> R:
     rnn: a layer or step cell, changed in place
     p: the probability to drop an entry, in [0, 1)
 
-    A layer draws one mask for each call, so for each sequence; layers that share a matrix share its mask.
-    A step cell draws one for each step. To keep it, put the loop into `torch.nn.utils.parametrize.cached()`.
+    A layer draws one mask at each call. All time steps and all sequences of the batch share it. Layers that
+    share a matrix share its mask. A step cell draws one at each step. To keep one mask for a sequence, put
+    the loop into `torch.nn.utils.parametrize.cached()`.
     Reference: Merity, Keskar, Socher, Regularizing and Optimizing LSTM Language Models, ICLR 2018.
 
     >>> from momentumrnn import LSTM
@@ -129,8 +132,10 @@ def weight_drop(rnn: R, p: float) -> R:
     matrices = _matrices("weight_drop", rnn)
     _check_rate("weight_drop: p", p, below=1)
     for name, *_ in matrices:
-        if any(isinstance(m, _Drop) for m in _steps(rnn, name)):
-            raise ValueError(f"weight_drop: rnn.{name} should have no drop yet, got {_steps(rnn, name)[-1]}")
+        if any(isinstance(m, _Drop) for m in _parametrizations_of(rnn, name)):
+            raise ValueError(
+                f"weight_drop: rnn.{name} should have no drop yet, got {_parametrizations_of(rnn, name)[-1]}"
+            )
     for first, *others in matrices:
         # unsafe=True omits a check that would draw a mask.
         register_parametrization(rnn, first, _Drop(float(p)), unsafe=True)
@@ -175,6 +180,8 @@ def count_parameters(model: nn.Module) -> int:
 
 
 class _Drop(nn.Module):
+    """The parametrisation of `weight_drop`."""
+
     def __init__(self, p: float) -> None:
         super().__init__()
         self.p = p
@@ -208,7 +215,7 @@ def _parametrizations(rnn: nn.Module) -> nn.ModuleDict:
     return by_name
 
 
-def _steps(rnn: nn.Module, name: str) -> list[nn.Module]:
+def _parametrizations_of(rnn: nn.Module, name: str) -> list[nn.Module]:
     """The parametrisations of a tensor, in the order in which they are applied."""
     return list(_parametrizations(rnn)[name].children()) if is_parametrized(rnn, name) else []
 

@@ -24,6 +24,7 @@ def capture(
     prepare: runs before each of these calls and before the capture, for instance to clear gradients.
     after_warmup: runs once between the last of the three calls and the last `prepare`.
     check: runs after the capture, on the same side stream, with the graph and the result.
+    device: where to capture, or None for the current device.
     pool: the memory pool of another graph, for graphs that are never replayed at the same time.
 
     Raises what `call` or the capture raises; the current stream is then the one that it was before.
@@ -32,8 +33,8 @@ def capture(
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     before = torch.cuda.current_stream(device)
     side.wait_stream(before)
-    gc.collect()  # a graph that is collected while another is captured would spoil the capture
-    # All of it is inside `stream`, because a capture that fails leaves its own stream the current one.
+    gc.collect()  # a graph that Python frees during the capture would spoil it
+    # After a failed capture torch leaves the capturing stream current. This block restores the one before.
     with torch.cuda.device(side.device), torch.cuda.stream(side):
         for _ in range(3):
             prepare()

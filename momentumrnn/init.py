@@ -23,6 +23,9 @@ class Init(ABC):
         """Fill one weight in place.
 
         name: "weight_ih", "weight_hh", "bias_ih", "bias_hh" or "weight_hr", without layer and direction
+        weight: the tensor to fill, in torch's shape
+        cell: the cell of the layer, which knows its gates and which of them forgets
+        hidden_size: H
         """
 
 
@@ -57,7 +60,7 @@ class Paper(Init):
     identity: str = "first"
 
     def __post_init__(self) -> None:
-        check_number("Paper: forget_bias", self.forget_bias, "a number", limits="finite")
+        check_number("Paper: forget_bias", self.forget_bias, "a number", expected_range="finite")
         if self.identity not in ("first", "every"):
             raise ValueError(f"Paper: identity should be 'first' or 'every', got {self.identity!r}")
 
@@ -116,7 +119,7 @@ class Dtriv(Init):
 
 
 def henaff_(matrix: Tensor) -> Tensor:
-    """Fill an (n, n) matrix with rotations of n // 2 planes by angles θ ~ U(-π, π).
+    """Fill an (n, n) matrix with rotations of n // 2 planes by angles θ ~ U(-π, π), in place; returns it.
 
         matrix = exp(S),   S[2i, 2i+1] = θ_i = -S[2i+1, 2i],   else 0
 
@@ -130,11 +133,12 @@ def henaff_(matrix: Tensor) -> Tensor:
 
 
 def cayley_(matrix: Tensor) -> Tensor:
-    """Fill an (n, n) matrix with rotations of n // 2 planes by angles between 0 and 1 rad.
+    """Fill an (n, n) matrix with rotations of n // 2 planes by angles in (-1, 0), in place; returns it.
 
         matrix = exp(S),   S[2i, 2i+1] = θ_i = -S[2i+1, 2i],   θ = -tan(u / 2),   u ~ U(0, π/2)
 
-    The released code of DTRIV does the same. Under the Cayley map, for which θ is meant, angles would be u.
+    The released code of DTRIV draws the same angles. They were meant for the Cayley map, which would turn θ
+    into rotations by u; exp rotates by θ itself.
     Reference: Helfrich, Willmott, Ye, Orthogonal Recurrent Neural Networks with Scaled Cayley Transform,
     ICML 2018.
 

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from .cells import Cell
 from .init import BY_NAME, Init
-from .momentum import Momentum
+from .momentum import Momentum, autocast_enabled
 from .value_checks import check_choice, check_integer, check_number
 
 
 def check_kinds(cell: object, momentum: object) -> None:
-    """Refuse what is no cell or no momentum."""
+    """Raise unless cell is a Cell, and momentum a Momentum or None."""
     if not isinstance(cell, Cell):
         raise TypeError(f"cell should be a Cell such as cells.LSTM(), got {cell!r}")
     for name in ("gates", "states"):
@@ -47,7 +47,7 @@ def check_layer_options(
 ) -> None:
     """The arguments that a layer has and a step cell has not."""
     check_integer("num_layers", num_layers)
-    check_integer("proj_size", proj_size, least=0)
+    check_integer("proj_size", proj_size, minimum=0)
     check_choice("batch_first", batch_first, (True, False))
     check_choice("bidirectional", bidirectional, (True, False))
     check_number("dropout", dropout, "a number in [0, 1]", lambda p: 0 <= p <= 1)
@@ -63,18 +63,25 @@ def check_layer_options(
 
 
 def check_factored(factored: object, cell: Cell, proj_size: int = 0) -> None:
+    """Raise unless factored is a choice, and False where U is not square."""
     check_choice("factored", factored, (True, False, "printed"))
     if factored and (cell.gates != 1 or proj_size):
-        raise ValueError(f"factored should be False, since U is not square for {cell!r}, got {factored!r}")
+        reason = f"proj_size={proj_size}" if proj_size else repr(cell)
+        raise ValueError(f"factored should be False, since U is not square for {reason}, got {factored!r}")
 
 
-def check_input(x: object, dims: Sequence[int], features: int, weight: Tensor) -> None:
-    """dims: the numbers of axes that are allowed; weight: the input must have its dtype and device."""
+def check_input(
+    x: object, dims: Sequence[int], features: int, weight: Tensor, expected: str = "a Tensor"
+) -> None:
+    """Raise unless x is a tensor with one of these numbers of axes, and with so many features.
+
+    weight: x must have its dtype and device. expected: what a TypeError says that the input should be.
+    """
     if not isinstance(x, Tensor):
-        raise TypeError(f"input should be a Tensor or a PackedSequence, got {type(x).__name__}")
+        raise TypeError(f"input should be {expected}, got {type(x).__name__}")
     if x.dim() not in dims:
-        expected = " or ".join(f"{d}-D" for d in dims)
-        raise ValueError(f"input should be {expected}, got {x.dim()}-D, shape {tuple(x.shape)}")
+        axes = " or ".join(f"{d}-D" for d in dims)
+        raise ValueError(f"input should be {axes}, got {x.dim()}-D, shape {tuple(x.shape)}")
     if x.shape[-1] != features:
         raise RuntimeError(
             f"input should have input_size={features} features in its last axis, got shape {tuple(x.shape)}"
@@ -85,7 +92,7 @@ def check_input(x: object, dims: Sequence[int], features: int, weight: Tensor) -
 def check_tensor(
     name: str, x: object, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, hint: str
 ) -> None:
-    """hint: the reason for the shape that is expected, at the end of the message."""
+    """Raise unless x is a tensor of this shape, dtype and device. hint: the reason for the shape."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} should be a Tensor, got {type(x).__name__}")
     if x.shape != shape:
@@ -94,8 +101,8 @@ def check_tensor(
 
 
 def check_dtype_and_device(name: str, x: Tensor, dtype: torch.dtype, device: torch.device) -> None:
-    """Under autocast any floating-point dtype will do, since torch casts it."""
-    casts = device.type != "meta" and torch.is_autocast_enabled(device.type)
+    """Raise unless x has this dtype and device. Under autocast any floating-point dtype passes."""
+    casts = autocast_enabled(device)
     if x.dtype != dtype and not (casts and x.is_floating_point() and dtype.is_floating_point):
         raise ValueError(f"{name} should have dtype {dtype}, got {x.dtype}")
     if x.device != device:

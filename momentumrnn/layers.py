@@ -73,13 +73,14 @@ class LSTM(Recurrent):
             (4,) for the gates or (G,). A `Parameter` is trained, any other tensor is a buffer.
         momentum: the momentum with the present tensors; a new one may be assigned
 
-    Streaming: with hx of torch, or None, the momentum starts at zero. So pieces of a sequence equal the
+    Streaming: if hx is None or torch's, the momentum starts at zero. So pieces of a sequence equal the
     whole only if a `State` is carried: begin with `initial_state(batch_size)` and pass on what comes back. A
     bidirectional layer has no `State`. `Stream` feeds a layer step by step.
 
-    Precision: a layer in float32 on a GPU may use TF32, or operands of as many bits, as long as
-    `torch.backends.cudnn.allow_tf32` is True, torch's default. Under autocast products have its dtype. The
-    moments v and n are in float32 at least, for layers in 16 bits too.
+    Precision: on a GPU, cuDNN's layers and the backend "cuda" multiply float32 as TF32, or with operands of
+    as many bits, while `torch.backends.cudnn.allow_tf32` is True, torch's default. Other products follow
+    `torch.backends.cuda.matmul.allow_tf32`, which is False by default. Under autocast products have its
+    dtype. The moments v and n are in float32 at least, for layers in 16 bits too.
 
     Reference: Nguyen, Baraniuk, Bertozzi, Osher, Wang, MomentumRNN, NeurIPS 2020.
 
@@ -88,6 +89,8 @@ class LSTM(Recurrent):
     >>> out.shape, h.shape
     (torch.Size([3, 5, 20]), torch.Size([2, 3, 20]))
     """
+
+    _repr_has_cell = False
 
     def __init__(
         self,
@@ -133,6 +136,23 @@ class GRU(Recurrent):
         n = tanh(v_n + r (U_n h_{t-1} + b_hn))
         h_t = (1 - z) n + z h_{t-1}
 
+    It computes the same as this loop:
+
+    >>> from momentumrnn import HeavyBall
+    >>> gru, x = GRU(3, 5, momentum=HeavyBall(mu=0.6, step=1.0)), torch.randn(7, 2, 3)
+    >>> W, U, b_ih, b_hh = gru.all_weights[0]
+    >>> v, h, outputs = torch.zeros(2, 15), torch.zeros(2, 5), []
+    >>> for x_t in x:
+    ...     v = 0.6 * v + 1.0 * (x_t @ W.T + b_ih)
+    ...     v_r, v_z, v_n = v.chunk(3, -1)
+    ...     u_r, u_z, u_n = (h @ U.T + b_hh).chunk(3, -1)
+    ...     r, z = (v_r + u_r).sigmoid(), (v_z + u_z).sigmoid()
+    ...     n = (v_n + r * u_n).tanh()
+    ...     h = (1 - z) * n + z * h
+    ...     outputs.append(h)
+    >>> torch.allclose(gru(x)[0], torch.stack(outputs), atol=1e-6)
+    True
+
     Args:
         input_size: D, the number of features of the input.
         hidden_size: H, the number of hidden units.
@@ -155,13 +175,21 @@ class GRU(Recurrent):
             (T, directions * H); or a `PackedSequence`
         final state: h_n in the shape of h_0; or a `State` if hx is one
 
-    Attributes and notes are those of `LSTM`, with G = 3H gate rows in the order r, z, n.
+    Attributes of layer k, with G = 3H gate rows in the order r, z, n; "_reverse" is the other direction:
+        weight_ih_l[k]: W, (G, D) for k = 0, then (G, directions * H)
+        weight_hh_l[k]: U, (G, H)
+        bias_ih_l[k], bias_hh_l[k]: (G,) each
+        momentum, momentum_mu, momentum_step: as in `LSTM`, with (3,) for the gates
+
+    Streaming and precision: as in `LSTM`.
 
     >>> from momentumrnn import Nesterov
     >>> out, h = GRU(3, 5, momentum=Nesterov())(torch.randn(7, 2, 3))
     >>> out.shape, h.shape
     (torch.Size([7, 2, 5]), torch.Size([1, 2, 5]))
     """
+
+    _repr_has_cell = False
 
     def __init__(
         self,
@@ -203,6 +231,19 @@ class RNN(Recurrent):
         h_t = f(v_t + U h_{t-1} + b_hh)                 f = tanh, relu or sigmoid
         h_t = sign(y) max(|y| + b_hh, 0),   y = v_t + U h_{t-1}       for modrelu
 
+    It computes the same as this loop:
+
+    >>> from momentumrnn import HeavyBall
+    >>> rnn, x = RNN(3, 5, momentum=HeavyBall(mu=0.6, step=1.0)), torch.randn(7, 2, 3)
+    >>> W, U, b_ih, b_hh = rnn.all_weights[0]
+    >>> v, h, outputs = torch.zeros(2, 5), torch.zeros(2, 5), []
+    >>> for x_t in x:
+    ...     v = 0.6 * v + 1.0 * (x_t @ W.T + b_ih)
+    ...     h = (v + h @ U.T + b_hh).tanh()
+    ...     outputs.append(h)
+    >>> torch.allclose(rnn(x)[0], torch.stack(outputs), atol=1e-6)
+    True
+
     Args:
         input_size: D, the number of features of the input.
         hidden_size: H, the number of hidden units.
@@ -227,7 +268,13 @@ class RNN(Recurrent):
             (T, directions * H); or a `PackedSequence`
         final state: h_n in the shape of h_0; or a `State` if hx is one
 
-    Attributes are those of `LSTM`, with G = H gate rows. So are its notes on streaming and precision.
+    Attributes of layer k; "_reverse" is the other direction:
+        weight_ih_l[k]: W, (H, D) for k = 0, then (H, directions * H)
+        weight_hh_l[k]: U, (H, H)
+        bias_ih_l[k], bias_hh_l[k]: (H,) each
+        momentum, momentum_mu, momentum_step: as in `LSTM`, with shape (), (1,) or (H,)
+
+    Streaming and precision: as in `LSTM`.
 
     >>> from momentumrnn import Adam
     >>> out, h = RNN(3, 5, nonlinearity="relu", momentum=Adam(beta=0.9))(torch.randn(7, 2, 3))
@@ -235,6 +282,7 @@ class RNN(Recurrent):
     (torch.Size([7, 2, 5]), torch.Size([1, 2, 5]))
     """
 
+    _repr_has_cell = False
     _repr_defaults: ClassVar[dict[str, object]] = {"nonlinearity": "tanh", **Recurrent._repr_defaults}
 
     def __init__(

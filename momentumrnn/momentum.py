@@ -29,8 +29,8 @@ class MomentumState(NamedTuple):
     k: Tensor
 
 
-# The fields that may be tensors.
-RATES = ("mu", "step")
+# The fields of a momentum that may be tensors.
+MAYBE_TENSORS = ("mu", "step")
 
 
 class Momentum(ABC):
@@ -73,8 +73,8 @@ class Momentum(ABC):
         """The factor on v in step k, which counts from 0.
 
         k: (..., 1), in float64. Returns a number or a tensor of shape (..., 1); or (..., n) for factors that
-        differ between gate rows, or (n,) if these are the same in all steps. A linear momentum whose factors
-        differ between gate rows, and not through a tensor `mu`, sets `commutes = False`.
+        differ between gate rows, or (n,) if these are the same in all steps. If the factors of a linear
+        momentum differ between gate rows, and not through a tensor `mu`, it sets `commutes = False`.
         """
 
     def __init_subclass__(cls) -> None:
@@ -86,7 +86,7 @@ class Momentum(ABC):
             raise TypeError(f"{cls.__name__}: a momentum writes decay, got its own {names}")
 
     def __post_init__(self) -> None:
-        tensors, owner = learned(self), type(self).__name__
+        tensors, owner = tensor_fields(self), type(self).__name__
         for name, tensor in tensors.items():
             _check_tensor(f"{owner}: {name}", tensor)
         if "step" not in tensors:
@@ -106,11 +106,11 @@ class Momentum(ABC):
     @property
     def commutes(self) -> bool:
         """Whether the drive commutes with W: it is linear, and all gate rows have one decay and one step."""
-        return self.linear and all(tensor.numel() == 1 for tensor in learned(self).values())
+        return self.linear and all(tensor.numel() == 1 for tensor in tensor_fields(self).values())
 
     def start(self, rows: int, width: int, like: Tensor) -> MomentumState:
         """The state before the first step of a sequence, on the device of `like`, in float32 at least."""
-        v = torch.zeros(rows, width, dtype=wide(like.dtype), device=like.device)
+        v = torch.zeros(rows, width, dtype=moments_dtype(like.dtype), device=like.device)
         k = torch.zeros(rows, dtype=torch.int64, device=like.device)
         return MomentumState(v, torch.zeros_like(v[:, : 0 if self.linear else width]), k)
 
@@ -119,26 +119,32 @@ class Momentum(ABC):
     ) -> tuple[Tensor, MomentumState]:
         """One time step, the definition. a: (B, G); decay: its factor, if the caller has it from `decays`."""
         v, n, k = state
-        z = a.to(wide(a.dtype))
+        z = a.to(moments_dtype(a.dtype))
         v = (self.decays(k, z) if decay is None else decay) * v + self.scaled(z)
         if self.beta is not None:
             n = self.beta * n + (1 - self.beta) * z * z
-        return narrow(self.readout(v, n), a.dtype), MomentumState(v, n, k + 1)
+        return cast_in_range(self.readout(v, n), a.dtype), MomentumState(v, n, k + 1)
 
     def __call__(self, a: Tensor, state: MomentumState | None = None) -> tuple[Tensor, MomentumState]:
         """All time steps at once. a: (T, B, G); returns the drive (T, B, G) and the state after T."""
+        if not isinstance(a, Tensor):
+            raise TypeError(f"a should be a Tensor, got {type(a).__name__}")
         if a.dim() != 3 or len(a) == 0:
             raise ValueError(f"a should have shape (T, B, G), T at least 1, got {tuple(a.shape)}")
+        if state is not None and not isinstance(state, MomentumState):
+            raise TypeError(f"state should be a MomentumState or None, got {type(state).__name__}")
+        if state is not None and state.v.shape != a.shape[1:]:
+            raise ValueError(f"state.v should have shape {tuple(a.shape[1:])}, got {tuple(state.v.shape)}")
         v, n = self.moments(a, state)
         k = torch.zeros(a.shape[1], dtype=torch.int64, device=a.device) if state is None else state.k
         last = MomentumState(v[-1], n[-1], k + len(a))
-        return narrow(self.readout(v, n), a.dtype), last
+        return cast_in_range(self.readout(v, n), a.dtype), last
 
     def moments(self, a: Tensor, state: MomentumState | None = None) -> tuple[Tensor, Tensor]:
         """v and n after every step, (T, B, G), in float32 at least."""
         v, n, k = (None, None, None) if state is None else state
-        z = a.to(wide(a.dtype))
-        v = scan(self.decays(count(k, len(z), z.device), z), self.scaled(z), v)
+        z = a.to(moments_dtype(a.dtype))
+        v = scan(self.decays(step_indices(k, len(z), z.device), z), self.scaled(z), v)
         if self.beta is None:
             return v, v[..., :0]
         return v, scan(z.new_full((len(z), 1, 1), self.beta), (1 - self.beta) * z * z, n)
@@ -159,7 +165,7 @@ class Momentum(ABC):
                 f"{type(self).__name__}: step should be a tensor whose size divides the {z.shape[-1]} gate "
                 f"rows, got {describe(self.step)}"
             )
-        return _spread(step, z.shape[-1]) * z
+        return _repeat_columns(step, z.shape[-1]) * z
 
     def decays(self, k: Tensor, like: Tensor) -> Tensor:
         """The decay of each step k, (*k.shape, 1) or (*k.shape, G), in the dtype of `like`, (..., G)."""
@@ -168,7 +174,7 @@ class Momentum(ABC):
         mu = self.decay(k.to(exact).unsqueeze(-1))
         if not isinstance(mu, Tensor):
             name = f"{type(self).__name__}: what decay(k) returns"
-            check_number(name, mu, "a number or a tensor like k")
+            check_number(name, mu, "a number or a tensor of shape (..., 1)")
             mu = torch.full((), mu, dtype=exact, device=k.device)
         n, rows = mu.shape[-1] if mu.dim() else 1, like.shape[-1]
         fits = n == 1 or (not self.commutes and 0 < n <= rows and rows % n == 0)
@@ -177,9 +183,9 @@ class Momentum(ABC):
             raise ValueError(
                 f"{type(self).__name__}.decay returned shape {tuple(mu.shape)} on {mu.device} for steps "
                 f"{tuple(k.shape)} on {k.device}; expected a number or shape {(*k.shape, 1)}; a momentum "
-                f"whose gate rows differ has {more}"
+                f"whose gate rows differ needs {more}"
             )
-        return _spread(mu.to(like.dtype).expand(*k.shape, n), rows)
+        return _repeat_columns(mu.to(like.dtype).expand(*k.shape, n), rows)
 
     def __repr__(self) -> str:
         fields = getattr(self, "__dataclass_fields__", {}).items()
@@ -187,30 +193,30 @@ class Momentum(ABC):
         return f"{type(self).__qualname__}({', '.join(arguments)})"
 
 
-def learned(momentum: Momentum | None) -> dict[str, Tensor]:
+def tensor_fields(momentum: Momentum | None) -> dict[str, Tensor]:
     """The fields among `mu` and `step` that are tensors.
 
-    >>> list(learned(HeavyBall(mu=torch.tensor(0.9))))
+    >>> list(tensor_fields(HeavyBall(mu=torch.tensor(0.9))))
     ['mu']
     """
     fields = getattr(momentum, "__dataclass_fields__", {})
-    values = {name: getattr(momentum, name) for name in RATES if name in fields}
+    values = {name: getattr(momentum, name) for name in MAYBE_TENSORS if name in fields}
     return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 
-def spelt(momentum: Momentum | None) -> str:
+def one_line_repr(momentum: Momentum | None) -> str:
     """The repr of a momentum on one line, also if the repr of a user's class would print a whole tensor."""
-    return Momentum.__repr__(momentum) if momentum is not None and learned(momentum) else repr(momentum)
+    return Momentum.__repr__(momentum) if momentum is not None and tensor_fields(momentum) else repr(momentum)
 
 
 @dataclass(frozen=True, repr=False)
 class HeavyBall(Momentum):
-    """`v_t = mu v_{t-1} + step a_t`: the MomentumRNN of the paper (eq. 9).
+    """`v_t = mu v_{t-1} + step a_t`: the MomentumRNN of the paper (eq. 9). The drive is v.
 
     mu: decay of v, a number in [0, 1] or a tensor. Default: 0.6
     step: factor on a, a positive number or a tensor; see `Momentum` for tensors. Default: 1
 
-    A constant input has gain `step / (1 - mu)` in the limit of long sequences.
+    Inputs, outputs, shapes: see `Momentum`. A constant input has gain `step / (1 - mu)` in the limit.
 
     >>> HeavyBall(mu=0.5)(torch.ones(3, 1, 1))[0].flatten()
     tensor([1.0000, 1.5000, 1.7500])
@@ -231,7 +237,7 @@ class HeavyBall(Momentum):
 
 @dataclass(frozen=True, repr=False)
 class Nesterov(Momentum):
-    """`v_t = k / (k + 3) v_{t-1} + step a_t`: the NAG of the paper (section 2.4).
+    """`v_t = k / (k + 3) v_{t-1} + step a_t`: the NAG of the paper (section 2.4). The drive is v.
 
     step: factor on a, a positive number or a tensor; see `Momentum` for tensors. Default: 1
 
@@ -251,6 +257,8 @@ class Nesterov(Momentum):
 @dataclass(frozen=True, repr=False)
 class ScheduledRestart(Momentum):
     """`v_t = j / (j + 3) v_{t-1} + step a_t`, j = k mod every: the SR of the paper (section 2.4).
+
+    The drive is v.
 
     every: steps from one restart of Nesterov's schedule to the next, the paper's F. Default: 40
     step: factor on a, a positive number or a tensor; see `Momentum` for tensors. Default: 1
@@ -282,6 +290,14 @@ class Adam(Momentum):
     eps: at least 1e-18; it bounds the gradient where a is 0. Default: 1e-8
     eps_in_sqrt: False divides by `sqrt(n) + eps`, as printed. Its gradient is infinite while all inputs so
         far gave `W x + b_ih = 0`, and turns to nan in training. Default: True
+
+    Shapes: see `Momentum`. It computes the same as this loop:
+
+    >>> a, v, n = torch.randn(7, 2, 20), torch.zeros(2, 20), torch.zeros(2, 20)
+    >>> drive, state = Adam(mu=0.6, step=1.0, beta=0.999)(a)
+    >>> for t in range(7):
+    ...     v, n = 0.6 * v + 1.0 * a[t], 0.999 * n + 0.001 * a[t] ** 2
+    ...     assert torch.allclose(drive[t], v / (n + 1e-8**2).sqrt(), rtol=1e-4)
 
     There is no bias correction: the first drive is `±step / sqrt(1 - beta)`, which saturates gates if beta
     and step are near 1. If `mu² > beta` the drive grows over inputs of 0, until eps stops it.
@@ -328,19 +344,24 @@ class RMSProp(Momentum):
 MOMENTA = (HeavyBall, Nesterov, ScheduledRestart, Adam, RMSProp)
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the moments: sums over time, and eps², need more than 16 bits."""
+def moments_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the moments of a layer: sums over time, and eps², need more than 16 bits."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-def narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
+def cast_in_range(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x in another dtype, clamped to its range, so that a large drive saturates a gate and gives no nan."""
     if torch.finfo(dtype).max < torch.finfo(x.dtype).max:
         x = x.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
     return x.to(dtype)
 
 
-def count(k: Tensor | None, steps: int, device: torch.device) -> Tensor:
+def autocast_enabled(device: torch.device) -> bool:
+    """Whether autocast is on for a device; torch knows none for the meta device."""
+    return device.type != "meta" and torch.is_autocast_enabled(device.type)
+
+
+def step_indices(k: Tensor | None, steps: int, device: torch.device) -> Tensor:
     """The index k of each of T steps: (T, B) for sequences that have taken k steps, (T, 1) for new ones."""
     t = torch.arange(steps, device=device).unsqueeze(-1)
     return t if k is None else t + k
@@ -361,11 +382,13 @@ def scan(decay: Tensor, x: Tensor, initial: Tensor | None = None) -> Tensor:
 
 
 class _Scan(torch.autograd.Function):
+    """`scan`, with its adjoint as the backward."""
+
     generate_vmap_rule = True
 
     @staticmethod
     def forward(decay: Tensor, x: Tensor) -> Tensor:
-        return _evaluate(decay, x)
+        return _scan_by_pairs(decay, x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -383,7 +406,7 @@ class _Scan(torch.autograd.Function):
         return (g * previous).sum_to_size(decay.shape), g
 
 
-def _evaluate(decay: Tensor, x: Tensor) -> Tensor:
+def _scan_by_pairs(decay: Tensor, x: Tensor) -> Tensor:
     """The scan in pairs of steps: log T passes over whole tensors replace T passes over one step."""
     steps = len(x)
     # Large steps are cheaper one after another: each keeps the device busy, and each element moves once.
@@ -394,14 +417,14 @@ def _evaluate(decay: Tensor, x: Tensor) -> Tensor:
         return torch.stack(v)
     first, second = slice(0, steps // 2 * 2, 2), slice(1, None, 2)
     pairs = torch.addcmul(x[second], decay[second], x[first])
-    odd = _evaluate(decay[second] * decay[first], pairs)
-    later = x[2::2]
-    even = torch.cat([x[:1], torch.addcmul(later, decay[2::2], odd[: len(later)])])
-    both = torch.stack([even[: len(odd)], odd], 1).reshape(2 * len(odd), *x.shape[1:])
-    return both if len(even) == len(odd) else torch.cat([both, even[-1:]])
+    v_odd = _scan_by_pairs(decay[second] * decay[first], pairs)
+    x_even = x[2::2]
+    v_even = torch.cat([x[:1], torch.addcmul(x_even, decay[2::2], v_odd[: len(x_even)])])
+    pairs = torch.stack([v_even[: len(v_odd)], v_odd], 1).reshape(2 * len(v_odd), *x.shape[1:])
+    return pairs if len(v_even) == len(v_odd) else torch.cat([pairs, v_even[-1:]])
 
 
-def _spread(x: Tensor, width: int) -> Tensor:
+def _repeat_columns(x: Tensor, width: int) -> Tensor:
     """(..., n) -> (..., width): repeats each entry for width / n adjacent columns; (..., 1) stays."""
     n = x.shape[-1]
     return x if n in (1, width) else x.unsqueeze(-1).expand(*x.shape, width // n).flatten(-2)

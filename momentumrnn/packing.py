@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class EqualSizes(Sequence[int]):
-    """The sizes of a rectangular batch. For torch.compile a list would be a new one for each T."""
+    """The sizes of a rectangular batch. Torch.compile would compile a list of T sizes anew for each T."""
 
     def __init__(self, steps: int, rows: int) -> None:
         self.steps, self.rows = steps, rows
@@ -28,19 +28,20 @@ class EqualSizes(Sequence[int]):
         return self.rows
 
 
-def rectangular(sizes: Sequence[int]) -> bool:
+def all_equal(sizes: Sequence[int]) -> bool:
+    """Whether all sequences have one length: sizes never grow from step to step."""
     return sizes[0] == sizes[-1]
 
 
 def lengths(sizes: Sequence[int], device: torch.device) -> Tensor:
     """The number of steps of each sequence, (B,)."""
-    if rectangular(sizes):
+    if all_equal(sizes):
         return torch.full((sizes[0],), len(sizes), device=device)
     rows = torch.tensor(sizes, device=device)
     return (rows[:, None] > torch.arange(sizes[0], device=device)).sum(0)
 
 
-def _places(sizes: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def _step_and_sequence(sizes: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Step and sequence of each packed row, (N,) each, and where the rows of each step begin, (T,)."""
     rows = torch.tensor(sizes, device=device)
     begins = rows.cumsum(0) - rows
@@ -50,18 +51,18 @@ def _places(sizes: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor,
 
 def pad(x: Tensor, sizes: Sequence[int]) -> Tensor:
     """(N, F) -> (T, B, F), with zeros after the end of each sequence."""
-    if rectangular(sizes):
+    if all_equal(sizes):
         return x.view(len(sizes), sizes[0], x.shape[-1])
-    t, b, _ = _places(sizes, x.device)
+    t, b, _ = _step_and_sequence(sizes, x.device)
     zeros = x.new_zeros(len(sizes) * sizes[0], x.shape[-1])
     return zeros.index_copy(0, t * sizes[0] + b, x).view(len(sizes), sizes[0], x.shape[-1])
 
 
 def pack(x: Tensor, sizes: Sequence[int]) -> Tensor:
     """(T, B, F) -> (N, F), the inverse of `pad`."""
-    if rectangular(sizes):
+    if all_equal(sizes):
         return x.flatten(0, 1)
-    t, b, _ = _places(sizes, x.device)
+    t, b, _ = _step_and_sequence(sizes, x.device)
     return x.flatten(0, 1).index_select(0, t * sizes[0] + b)
 
 
@@ -72,7 +73,7 @@ def at_last_steps(x: Tensor, sizes: Sequence[int]) -> Tensor:
 
 def reverse(x: Tensor, sizes: Sequence[int]) -> Tensor:
     """(N, F) -> (N, F), each sequence from its own end to its start. Its own inverse."""
-    if rectangular(sizes):
+    if all_equal(sizes):
         return pad(x, sizes).flip(0).flatten(0, 1)
-    t, b, begins = _places(sizes, x.device)
+    t, b, begins = _step_and_sequence(sizes, x.device)
     return x.index_select(0, begins[lengths(sizes, x.device)[b] - 1 - t] + b)

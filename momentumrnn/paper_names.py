@@ -1,7 +1,7 @@
 """The paper's names for layers and cells with a momentum.
 
 `MomentumLSTM(10, 20, mu=0.6, s=1.0)` is `LSTM(10, 20, momentum=HeavyBall(mu=0.6, step=1.0))`, and so on.
-The file paper_names.pyi has their types; tests/paper_stub.py writes it.
+The file paper_names.pyi has their types; tests/write_paper_stub.py writes it.
 """
 
 import inspect

@@ -1,4 +1,4 @@
-"""Types of the paper's names. tests/paper_stub.py writes this file."""
+"""Types of the paper's names. tests/write_paper_stub.py writes this file."""
 
 import torch
 from torch import Tensor

@@ -6,17 +6,14 @@ from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import (
-    is_parametrized,
-    remove_parametrizations,
-    type_before_parametrizations,
-)
+from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 
+from .backends.reference import fold_u
 from .backends.stack import Network
 from .cells import Cell, Weights
 from .init import BY_NAME, Init
 from .layer_checks import check_kinds, check_tensor
-from .momentum import RATES, Momentum, learned, spelt, wide
+from .momentum import MAYBE_TENSORS, Momentum, moments_dtype, one_line_repr, tensor_fields
 from .state import State
 from .torch_internals import has_parametrizations, own_tensors
 
@@ -37,6 +34,8 @@ class RecurrentModule(nn.Module):
     bias: bool | str
     init: str | Init
     factored: bool | str
+    # Whether `extra_repr` shows the cell; LSTM and its like have it in their names.
+    _repr_has_cell: ClassVar[bool] = True
     # The arguments that `extra_repr` shows, each with the default at which it is left out.
     _repr_defaults: ClassVar[dict[str, object]]
 
@@ -51,15 +50,15 @@ class RecurrentModule(nn.Module):
     @momentum.setter
     def momentum(self, momentum: Momentum | None) -> None:
         check_kinds(self.cell, momentum)
-        tensors = learned(momentum)
-        self._check_rates(tensors)
+        tensors = tensor_fields(momentum)
+        self._check_tensor_fields(tensors)
         for name, tensor in tensors.items():
             if tensor.requires_grad and not tensor.is_leaf:
                 raise ValueError(
                     f"momentum: {name} should be a tensor or Parameter of its own, got one computed from "
                     f"others; to constrain it, parametrise the layer's momentum_{name}"
                 )
-        for name in map("momentum_{}".format, RATES):
+        for name in map("momentum_{}".format, MAYBE_TENSORS):
             if is_parametrized(self, name):
                 remove_parametrizations(self, name, leave_parametrized=False)
             if any(name in registered for registered in own_tensors(self)):
@@ -71,7 +70,7 @@ class RecurrentModule(nn.Module):
                 self.register_buffer(f"momentum_{name}", tensor)
         self._momentum = momentum
 
-    def _check_rates(self, tensors: dict[str, Tensor]) -> None:
+    def _check_tensor_fields(self, tensors: dict[str, Tensor]) -> None:
         """Check the sizes of the tensors mu and step of a momentum."""
         gates, rows = self.cell.gates, self.cell.gates * self.hidden_size
         for name, tensor in tensors.items():
@@ -82,7 +81,7 @@ class RecurrentModule(nn.Module):
                 )
 
     def _current_momentum(self, evaluated: dict[int, Tensor]) -> Momentum | None:
-        names = learned(self._momentum)
+        names = tensor_fields(self._momentum)
         if not names:
             return self._momentum
         tensors = {name: self._weight(f"momentum_{name}", evaluated) for name in names}
@@ -114,7 +113,7 @@ class RecurrentModule(nn.Module):
         return Weights(ih, hh, b_ih, b_hh, hr)
 
     def _weight(self, name: str, evaluated: dict[int, Tensor]) -> Tensor:
-        # has_parametrizations is much faster than is_parametrized, and true for few modules.
+        # has_parametrizations is fast, and false for most modules.
         if not has_parametrizations(self) or not is_parametrized(self, name):
             return getattr(self, name)  # type: ignore[no-any-return]
         # Layers that share a matrix share its parametrisation.
@@ -134,11 +133,10 @@ class RecurrentModule(nn.Module):
                     setattr(self, name + suffix, weight)  # `weight` is a copy
 
     def extra_repr(self) -> str:
-        any_cell = "takes_any_cell" in vars(type_before_parametrizations(self))
-        cell = [repr(self.cell)] if any_cell else []
+        cell = [repr(self.cell)] if self._repr_has_cell else []
         values = {name: getattr(self, name) for name in self._repr_defaults}
         changed = (
-            f"{name}={spelt(value) if isinstance(value, Momentum) else repr(value)}"
+            f"{name}={one_line_repr(value) if isinstance(value, Momentum) else repr(value)}"
             for name, value in values.items()
             if value != self._repr_defaults[name]
         )
@@ -154,8 +152,8 @@ class RecurrentModule(nn.Module):
         leading = (*self._leading_axes(), *rows)
         return {
             **{f"hidden[{i}]": ((*leading, width), dtype) for i, width in enumerate(self._hidden_widths())},
-            "v": ((*leading, first), wide(dtype)),
-            "n": ((*leading, second), wide(dtype)),
+            "v": ((*leading, first), moments_dtype(dtype)),
+            "n": ((*leading, second), moments_dtype(dtype)),
             "k": (rows, torch.int64),
         }
 
@@ -178,8 +176,10 @@ class RecurrentModule(nn.Module):
         evaluated: dict[int, Tensor] = {}
         weights, factored = [self._weights(suffix, evaluated) for suffix in self._suffixes()], ""
         momentum = self._current_momentum(evaluated)
-        tensors = learned(momentum)
-        self._check_rates(tensors)  # a user may have assigned others; kernels would read beyond small ones
+        tensors = tensor_fields(momentum)
+        self._check_tensor_fields(
+            tensors
+        )  # a user may have assigned others, and kernels would read beyond their ends
         for name, tensor in tensors.items():
             if tensor.device != weights[0].ih.device:
                 raise RuntimeError(
@@ -187,9 +187,7 @@ class RecurrentModule(nn.Module):
                     "the layer's .to() moves both"
                 )
         if self.factored and (momentum is None or momentum.commutes):
-            weights = [
-                Weights(w.hh @ w.ih, w.hh, None if w.b_ih is None else w.hh @ w.b_ih, w.b_hh) for w in weights
-            ]
+            weights = list(map(fold_u, weights))
         elif self.factored:
             factored = "printed" if self.factored == "printed" else "derived"
         return Network(self.cell, momentum, weights, bidirectional, dropout, packed, factored)
@@ -203,7 +201,7 @@ class RecurrentModule(nn.Module):
     def _read_state(self, hx: Any, rows: tuple[int, ...], x: Tensor) -> State:
         """hx as a State, after a check. If hx is torch's or None, the moments are empty tensors."""
         leading = *self._leading_axes(), *rows
-        # k is not read if hx is no State, so that it needs no value.
+        # k is read only if hx is a State, so that its memory needs no value here.
         empty, k = x.new_empty(*leading, 0), x.new_empty(rows, dtype=torch.int64)
         if hx is None:
             widths = self._hidden_widths()
@@ -222,10 +220,12 @@ class RecurrentModule(nn.Module):
             count = len(hx.hidden if isinstance(hx, State) else hx)
             raise ValueError(f"hx should hold {states} hidden tensors, got {count}")
         for name, tensor, (shape, dtype) in zip(names, tensors, shapes.values(), strict=False):
-            hint = f"the input has {rows[0]} rows" if rows else "the input is unbatched"
+            hint = f"the input has {rows[0]} sequences" if rows else "the input is unbatched"
+            if isinstance(tensor, Tensor) and tensor.shape[-1:] != shape[-1:]:
+                hint = f"the layer has hidden_size={self.hidden_size}, proj_size={self.proj_size}"
             differs = isinstance(tensor, Tensor) and tensor.shape != shape
             if differs and name in ("hx.v", "hx.n") and tensor.shape[:-1] == shape[:-1]:
-                hint = f"this layer has momentum={spelt(self.momentum)}"
+                hint = f"this layer has momentum={one_line_repr(self.momentum)}"
             check_tensor(name, tensor, shape, dtype, x.device, hint)
         return hx if isinstance(hx, State) else State(tuple(tensors), empty, empty, k)
 

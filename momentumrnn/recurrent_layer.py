@@ -12,7 +12,7 @@ from .backends.stack import Network
 from .cells import Cell
 from .init import Init
 from .layer_checks import check_cell_options, check_factored, check_input, check_layer_options
-from .momentum import Momentum, MomentumState, spelt
+from .momentum import Momentum, MomentumState, one_line_repr
 from .packing import EqualSizes, lengths
 from .recurrent_base import Device, RecurrentModule, as_torch
 from .state import State
@@ -56,15 +56,31 @@ class Recurrent(RecurrentModule):
         device, dtype: of the parameters. Default: those of torch
         momentum: a `Momentum` such as `HeavyBall(mu=0.6)`, or None for a plain layer. Default: None
         init: "torch", "paper", "dtriv", or an `Init` such as `init.Paper(forget_bias=-4)`. Default: "torch"
-        factored: True makes the drive `U v_t`, so that W stands for U⁻¹ W (remarks 1 and 4 of the paper). It
-            needs a square U. Under Adam and RMSProp, True is `U M(a)` as derived; "printed" multiplies the
-            first moment by U before the division, as in print. Default: False
+        factored: True makes the drive `U v_t`, so that the trained input weight is U⁻¹ W (remarks 1 and 4 of
+            the paper). It needs a square U. Under Adam and RMSProp, True is `U M(a)` as derived; "printed"
+            multiplies the first moment by U before the division, as in print. Default: False
         backend: "auto" takes the fastest of "cuda", "native" and "reference" that can run a call.
             `explain(input)` says which one, and why. Default: "auto"
 
-    Shapes are those of `LSTM`. h_n, and each further tensor of the state, is (L * directions, B, width);
-    `cell.widths(hidden_size)` has the widths. A cell with one tensor returns it without a tuple. Parameters,
-    attributes and notes are those of `LSTM` too, with G = `cell.gates * hidden_size` gate rows.
+    Inputs, for T time steps, B sequences, 1 or 2 directions, and P = H without a projection:
+        input: (T, B, D); with batch_first (B, T, D); unbatched (T, D); or a `PackedSequence`
+        hx: None for zeros; for a cell with one tensor in its state that tensor, for others a tuple, each
+            (L * directions, B, width); or a `State`. `cell.widths(hidden_size)` has the widths, h first; with
+            a projection the width of h is P. Unbatched, there is no axis B.
+
+    Outputs:
+        output: (T, B, directions * P); with batch_first (B, T, directions * P); unbatched
+            (T, directions * P); or a `PackedSequence`. It has h_t of the last layer for each step.
+        final state: in the form and the shapes of hx
+
+    Attributes of layer k, with G = `cell.gates * hidden_size` gate rows; "_reverse" is the other direction:
+        weight_ih_l[k]: W, (G, D) for k = 0, then (G, directions * P)
+        weight_hh_l[k]: U, (G, P)
+        bias_ih_l[k], bias_hh_l[k]: (G,) each
+        weight_hr_l[k]: (P, H), only with a projection
+        momentum, momentum_mu, momentum_step: as in `LSTM`, with `cell.gates` entries for the gates
+
+    Streaming and precision: as in `LSTM`.
 
     >>> rnn = Recurrent(cells.Elman("modrelu"), 3, 5, bias="hh", momentum=HeavyBall(mu=0.9))
     >>> out, h = rnn(torch.randn(7, 2, 3))
@@ -72,7 +88,6 @@ class Recurrent(RecurrentModule):
     (torch.Size([7, 2, 5]), torch.Size([1, 2, 5]))
     """
 
-    takes_any_cell: ClassVar[bool] = True
     _repr_defaults: ClassVar[dict[str, object]] = {
         "proj_size": 0,
         "num_layers": 1,
@@ -202,17 +217,20 @@ class Recurrent(RecurrentModule):
         return self._zero_state(rows, self._weight("weight_ih_l0", {}).detach())
 
     def explain(self, input: Tensor | PackedSequence) -> str:
-        """Which backend will run this input, and why the others won't."""
+        """One line for each backend: whether it runs this input and how, or why it can't.
+
+        input: as for `forward`.
+        """
         device = self._weight("weight_ih_l0", {}).device
-        # To read weights may draw a mask. This leaves the random numbers of the user as they are.
+        # Reading a weight may draw a dropout mask. This keeps the random numbers of the user unchanged.
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             net = self._network_for(input)
         x, sizes = self._packed_rows(input, net.weights[0].ih)
-        subject = f"{self.cell!r}, momentum={spelt(net.momentum)}, {x.dtype} on {x.device}"
+        subject = f"{self.cell!r}, momentum={one_line_repr(net.momentum)}, {x.dtype} on {x.device}"
         return f"{subject}\n{registry.explain(self.backend, net, sizes)}"
 
     def flatten_parameters(self) -> None:
-        """Does nothing: where cuDNN wants the weights in one piece, they are joined at each call."""
+        """Does nothing; torch's layers have it. Each call joins the weights where cuDNN wants one block."""
 
     @property
     def all_weights(self) -> list[list[Tensor]]:
@@ -232,10 +250,11 @@ class Recurrent(RecurrentModule):
 
     def _packed_rows(self, input: Tensor | PackedSequence, weight: Tensor) -> tuple[Tensor, Sequence[int]]:
         """The input after a check, as packed rows (N, D), and the number of rows in each step."""
+        expected = "a Tensor or a PackedSequence"
         if isinstance(input, PackedSequence):
-            check_input(input.data, (2,), self.input_size, weight)
+            check_input(input.data, (2,), self.input_size, weight, expected)
             return input.data, input.batch_sizes.tolist()
-        check_input(input, (2, 3), self.input_size, weight)
+        check_input(input, (2, 3), self.input_size, weight, expected)
         x = input.unsqueeze(1) if input.dim() == 2 else input.transpose(0, 1) if self.batch_first else input
         if len(x) == 0:
             raise RuntimeError(f"input should have at least 1 time step, got shape {tuple(input.shape)}")

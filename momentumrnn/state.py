@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .momentum import wide
+from .momentum import moments_dtype
 
 
 class State(NamedTuple):
@@ -23,6 +23,7 @@ class State(NamedTuple):
         n: (L, B, G), the second moment of Adam and RMSProp, or (L, B, 0) for other momenta.
         k: (B,), int64, the number of steps that each sequence has taken.
 
+    A bidirectional layer has no State: its reverse direction begins at the end of the sequence.
     The state of an unbatched input has no axis B. The state of a step cell has no axis L.
     v and n are in float32 if the layer is in 16 bits, else in the dtype of the layer.
     A State can be written by `torch.save` and read by `torch.load`.
@@ -51,13 +52,15 @@ class State(NamedTuple):
     def to(self, *args: Any, **kwargs: Any) -> "State":
         """Move or cast the state, as `Tensor.to` does. v and n stay in float32 at least, k in int64."""
         hidden = tuple(h.to(*args, **kwargs) for h in self.hidden)
-        device, dtype = hidden[0].device, wide(hidden[0].dtype)
+        device, dtype = hidden[0].device, moments_dtype(hidden[0].dtype)
         return State(hidden, self.v.to(device, dtype), self.n.to(device, dtype), self.k.to(device))
 
     def select(self, rows: Tensor | Sequence[int] | slice) -> "State":
         """The state of some sequences of the batch. rows: indices, a mask (B,) or a slice."""
         if self.k.dim() == 0:
-            raise ValueError("select: an unbatched State has no rows")
+            raise ValueError(
+                "select: the State should have a batch axis, got an unbatched one, whose k has shape ()"
+            )
         if not isinstance(rows, Tensor | Sequence | slice) or isinstance(rows, str):
             raise TypeError(f"select: rows should be indices, a mask or a slice, got {rows!r}")
         rows = list(rows) if isinstance(rows, Sequence) else rows

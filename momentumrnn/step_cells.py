@@ -59,10 +59,10 @@ class RecurrentCell(RecurrentModule):
     and the cell warns. A `State` carries them: begin with `initial_state(batch_size)`. `Stream` runs a layer
     step by step without gradients, and faster.
 
-    Precision: as in `LSTM`.
+    Precision: on a GPU, products of a float32 cell follow `torch.backends.cuda.matmul.allow_tf32`, which is
+    False by default. The moments v and n are in float32 at least.
     """
 
-    takes_any_cell: ClassVar[bool] = True
     _repr_defaults: ClassVar[dict[str, object]] = {
         "bias": True,
         "momentum": None,
@@ -161,7 +161,12 @@ class LSTMCell(RecurrentCell):
 
     Output: `(h', c')`, each (B, H) or (H,); or a `State` if hx is one
 
-    Attributes and notes are those of `RecurrentCell`, with G = 4H gate rows in the order i, f, g, o.
+    Attributes, with G = 4H gate rows in the order i, f, g, o:
+        weight_ih, weight_hh: W, (G, D), and U, (G, H)
+        bias_ih, bias_hh: (G,) each
+        momentum, momentum_mu, momentum_step: as in `LSTM`
+
+    Streaming and precision: as in `RecurrentCell`.
 
     >>> from momentumrnn import HeavyBall
     >>> cell = LSTMCell(3, 5, momentum=HeavyBall(mu=0.9))
@@ -172,6 +177,8 @@ class LSTMCell(RecurrentCell):
     >>> h.shape, state.k
     (torch.Size([2, 5]), tensor([7, 7]))
     """
+
+    _repr_has_cell = False
 
     def __init__(
         self,
@@ -212,11 +219,23 @@ class GRUCell(RecurrentCell):
 
     Output: h', (B, H) or (H,); or a `State` if hx is one
 
-    Attributes and notes are those of `RecurrentCell`, with G = 3H gate rows in the order r, z, n.
+    Attributes, with G = 3H gate rows in the order r, z, n:
+        weight_ih, weight_hh: W, (G, D), and U, (G, H)
+        bias_ih, bias_hh: (G,) each
+        momentum, momentum_mu, momentum_step: as in `GRU`
 
-    >>> GRUCell(3, 5)(torch.randn(2, 3)).shape
-    torch.Size([2, 5])
+    Streaming and precision: as in `RecurrentCell`.
+
+    >>> from momentumrnn import Nesterov
+    >>> cell = GRUCell(3, 5, momentum=Nesterov())
+    >>> state = cell.initial_state(batch_size=2)
+    >>> for x in torch.randn(7, 2, 3):
+    ...     state = cell(x, state)
+    >>> state.hidden[0].shape, state.k
+    (torch.Size([2, 5]), tensor([7, 7]))
     """
+
+    _repr_has_cell = False
 
     def __init__(
         self,
@@ -257,12 +276,23 @@ class RNNCell(RecurrentCell):
 
     Output: h', (B, H) or (H,); or a `State` if hx is one
 
-    Attributes and notes are those of `RecurrentCell`, with G = H gate rows.
+    Attributes:
+        weight_ih, weight_hh: W, (H, D), and U, (H, H)
+        bias_ih, bias_hh: (H,) each
+        momentum, momentum_mu, momentum_step: as in `RNN`
 
-    >>> RNNCell(3, 5, nonlinearity="relu")(torch.randn(2, 3)).shape
-    torch.Size([2, 5])
+    Streaming and precision: as in `RecurrentCell`.
+
+    >>> from momentumrnn import Adam
+    >>> cell = RNNCell(3, 5, nonlinearity="relu", momentum=Adam(beta=0.9))
+    >>> state = cell.initial_state(batch_size=2)
+    >>> for x in torch.randn(7, 2, 3):
+    ...     state = cell(x, state)
+    >>> state.hidden[0].shape, state.k
+    (torch.Size([2, 5]), tensor([7, 7]))
     """
 
+    _repr_has_cell = False
     _repr_defaults: ClassVar[dict[str, object]] = {"nonlinearity": "tanh", **RecurrentCell._repr_defaults}
 
     def __init__(

@@ -16,12 +16,23 @@ from .backends import reference
 from .cells import LSTM
 from .cuda_graph import capture
 from .kernels import lstm_step
-from .momentum import MOMENTA, Adam, HeavyBall, Momentum, MomentumState, Nesterov, ScheduledRestart
+from .momentum import (
+    Adam,
+    HeavyBall,
+    Momentum,
+    MomentumState,
+    Nesterov,
+    RMSProp,
+    ScheduledRestart,
+    autocast_enabled,
+)
 from .recurrent_layer import Recurrent
 from .state import State
-from .torch_internals import has_forward_hooks, has_parametrizations, is_capturing, raw_stream
+from .torch_internals import has_forward_hooks, has_parametrizations, raw_stream
 
 Advance = Callable[[Tensor, State], tuple[Tensor, State]]
+# The momenta whose decays the kernel computes itself.
+DECAYS_IN_KERNEL = HeavyBall, Nesterov, ScheduledRestart, Adam, RMSProp
 
 
 class Engine(Protocol):
@@ -122,13 +133,14 @@ class KernelEngine(_GPUEngine):
         self, layer: Recurrent, state: State, rows: tuple[int, ...], numbers: lstm_step.MomentumNumbers | None
     ) -> None:
         (h, c), momentum = state.hidden, layer.momentum
-        # The kernel knows the decays of our momenta. Those of other classes are computed at each step.
-        self._momentum = momentum if momentum is not None and type(momentum) not in MOMENTA else None
+        # The decays of other momenta are computed at each step.
+        in_kernel = momentum is None or type(momentum) in DECAYS_IN_KERNEL
+        self._momentum = None if in_kernel else momentum
         weights = [
             [None if t is None else t.detach() for t in layer._weights(suffix)[:4]]
             for suffix in layer._suffixes()
         ]
-        self._steps = lstm_step.Steps(weights, numbers, h, c, state.v, state.n, state.k)
+        self._steps = lstm_step.FusedSteps(weights, numbers, h, c, state.v, state.n, state.k)
         super().__init__(h.device, self._steps.tensors())
         self._y_like = h.new_empty(*rows, h.shape[-1])
 
@@ -197,9 +209,9 @@ def one_step(layer: Recurrent) -> tuple[Advance, str]:
         function, name = run_forward, "the layer's forward"
 
     def advance(x: Tensor, state: State) -> tuple[Tensor, State]:
-        kind = x.device.type
-        casts = kind != "meta" and torch.is_autocast_enabled(kind)
-        with torch.no_grad(), torch.autocast(kind, enabled=False) if casts else contextlib.nullcontext():
+        casts = autocast_enabled(x.device)
+        no_cast = torch.autocast(x.device.type, enabled=False) if casts else contextlib.nullcontext()
+        with torch.no_grad(), no_cast:
             return function(x, state)
 
     return advance, name
@@ -229,12 +241,12 @@ def kernel_refusal(layer: Recurrent, state: State) -> tuple[str, lstm_step.Momen
         numbers = _momentum_numbers(layer.momentum, state)
         if numbers is None:
             kind = type(layer.momentum).__name__
-            return f"the kernel knows no factors for each channel, as in {kind}", None
+            return f"the kernel takes no tensors and no decay for each gate row, as in {kind}", None
     return lstm_step.why_unavailable(state.k.device), numbers
 
 
 def _momentum_numbers(momentum: Momentum, state: State) -> lstm_step.MomentumNumbers | None:
-    """The numbers of a momentum; None if it has tensors, or a decay for each channel."""
+    """The numbers of a momentum; None if it has tensors, or a decay for each gate row."""
     values = [momentum.step, momentum.eps, momentum.beta or 0.0, getattr(momentum, "mu", 0.0)]
     if not all(isinstance(value, Real) for value in values):
         return None
@@ -245,7 +257,7 @@ def _momentum_numbers(momentum: Momentum, state: State) -> lstm_step.MomentumNum
         restart_every = 0
     elif type(momentum) is ScheduledRestart:
         restart_every = momentum.every
-    elif type(momentum) not in MOMENTA:
+    elif type(momentum) not in DECAYS_IN_KERNEL:
         with torch.no_grad():
             if momentum.decays(state.k, state.v[0]).shape != (len(state.k), 1):
                 return None
@@ -271,7 +283,7 @@ def _current_stream(device: torch.device) -> torch.cuda.Stream:
 
 def _stream_handle(device: int) -> int:
     """The address of the current CUDA stream. Raises if a CUDA graph is captured on it."""
-    if is_capturing():
+    if torch.cuda.is_current_stream_capturing():
         raise RuntimeError("a Stream can't be part of a CUDA graph: its steps take turns between two buffers")
     return raw_stream(device)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .layer_checks import check_tensor
-from .momentum import spelt
+from .momentum import one_line_repr
 from .recurrent_layer import Recurrent
 from .state import State
 from .stream_engines import choose_engine
@@ -67,11 +67,11 @@ class Stream:
             raise ValueError(
                 "layer should have bidirectional=False, got True: its reverse direction begins at the end"
             )
-        if state is not None and not isinstance(state, State):
-            raise TypeError(f"state should be a State, got {type(state).__name__}")
         if batch_size is not None:
             check_integer("batch_size", batch_size)
         if state is not None:
+            if not isinstance(state, State):
+                raise TypeError(f"state should be a State, got {type(state).__name__}")
             size_of_state = state.k.shape[0] if state.k.dim() else None
             if batch_size is not None and batch_size != size_of_state:
                 raise ValueError(f"batch_size should be that of state, {size_of_state}, got {batch_size}")
@@ -169,7 +169,8 @@ class Stream:
         if len(tensors) != len(shapes):
             expected = layer.cell.states
             raise ValueError(f"state should hold {expected} hidden tensors, got {len(state.hidden)}")
-        hint = f"the layer has momentum={spelt(layer._momentum)}, this Stream batch_size={self._batch_size}"
+        momentum = one_line_repr(layer._momentum)
+        hint = f"the layer has momentum={momentum}, this Stream batch_size={self._batch_size}"
         for tensor, (name, (shape, dtype)) in zip(tensors, shapes.items(), strict=True):
             check_tensor(f"state.{name}", tensor, shape, dtype, weight.device, hint)
         # Tensors made in inference mode could not be written to outside of it.

@@ -205,16 +205,6 @@ def current_device() -> int:
     return torch._C._cuda_getDevice()
 
 
-def is_capturing() -> bool:
-    """Whether the current stream is being captured in a CUDA graph."""
-    return torch.cuda.is_current_stream_capturing()
-
-
-def recurrent_precision() -> str:
-    """How cuDNN's recurrent layers multiply float32, as torch is set now: "tf32", "ieee" or "none"."""
-    return str(torch.backends.cudnn.rnn.fp32_precision)  # type: ignore[attr-defined]
-
-
 # Operators and autograd.
 
 if not TYPE_CHECKING:

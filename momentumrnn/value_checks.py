@@ -25,13 +25,13 @@ def check_number(
     name: str,
     value: Any,
     expected: str,
-    holds: Callable[[Any], bool] | None = None,
-    limits: str | None = None,
+    is_valid: Callable[[Any], bool] | None = None,
+    expected_range: str | None = None,
 ) -> None:
-    """Refuse anything but a finite number for which `holds` is true.
+    """Raise unless value is a finite number for which `is_valid` is true.
 
     expected: what a TypeError says that the argument should be.
-    limits: the same for a ValueError, which numbers out of range raise. By default it is `expected`.
+    expected_range: the same for a ValueError, which numbers out of range raise. By default it is `expected`.
     """
     if isinstance(value, bool) or not isinstance(value, int | float | Real):
         raise TypeError(f"{name} should be {expected}, got {describe(value)}")
@@ -39,22 +39,23 @@ def check_number(
     largest = sys.float_info.max if isinstance(value, int) else inf
     size: Any = abs(value)
     finite = size <= largest and size < inf
-    if not finite or (holds is not None and not holds(value)):
-        raise ValueError(f"{name} should be {limits or expected}, got {describe(value)}")
+    if not finite or (is_valid is not None and not is_valid(value)):
+        raise ValueError(f"{name} should be {expected_range or expected}, got {describe(value)}")
 
 
 def check_integer(
-    name: str, value: Any, least: int = 1, most: float = inf, expected: str | None = None
+    name: str, value: Any, minimum: int = 1, maximum: float = inf, expected: str | None = None
 ) -> None:
-    """Refuse anything but an integer from `least` to `most`."""
+    """Raise unless value is an integer from `minimum` to `maximum`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} should be {expected or 'an integer'}, got {describe(value)}")
-    if not least <= value <= most:
-        raise ValueError(f"{name} should be {expected or f'at least {least}'}, got {value!r}")
+    if not minimum <= value <= maximum:
+        limits = f"at least {minimum}" if maximum == inf else f"from {minimum} to {maximum}"
+        raise ValueError(f"{name} should be {expected or limits}, got {value!r}")
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
-    """Refuse anything but one of `choices`, which are strings, True, False or None."""
+    """Raise unless value is one of `choices`, which are strings, True, False or None."""
     if not any(value is choice or (isinstance(choice, str) and value == choice) for choice in choices):
         kind = ValueError if isinstance(value, str) else TypeError
         raise kind(f"{name} should be one of {', '.join(map(repr, choices))}, got {value!r}")

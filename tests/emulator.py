@@ -103,7 +103,7 @@ def arrays(file, k):
 def dynamic(file, k):
     """The array whose length the launch says, and what that should be."""
     (name,) = re.findall(r"extern __shared__ .*?(\w+)\[\];", source(file))
-    return name, k.LOW_BYTES + (k.INPUTS * k.THREADS if file == "lstm_backward" else 0)
+    return name, k.LOW_BYTES + (k.INPUT_BYTES * k.THREADS if file == "lstm_backward" else 0)
 
 
 # ---- numbers
@@ -492,27 +492,34 @@ class Warp:
 
 
 def lstm_forward(
-    me, k, weights, low, extra, drive, bias, h0, c0, z0, j0, y, last_h, last_c, last_z, decay, mu, gain, v0,
-    n0, last_v, last_n, saved_moments, saved_gates, saved_cells, begins, lengths, starts, T, B, H, N, total,
-    every, decays, own_weight, own_input, own_bias, own_state, own_z, own_j, own_mu, own_gain, own_v,
-    step, beta, rest, eps,
+    me, k, weights, low, narrow_input, drive, bias, h0, c0, z0, j0, y, last_h, last_c, last_z, decay, mu,
+    gain, v0, n0, last_v, last_n, saved_moments, saved_gates, saved_cells, begins, lengths, starts, T, B, H,
+    N, total, every, decay_columns, own_weight, own_input, own_bias, own_state, own_z, own_j, own_mu,
+    own_gain, own_v, step, beta, rest, eps,
 ):  # fmt: skip
-    CTAS, EXTRA, WARPS, SLICES, BLOCK, HIDDEN = k.CTAS, k.EXTRA, k.WARPS, k.SLICES, k.BLOCK, k.HIDDEN
+    CTAS, INPUT_SLICES, WARPS, SLICES, BLOCK, HIDDEN = (
+        k.CTAS,
+        k.INPUT_SLICES,
+        k.WARPS,
+        k.SLICES,
+        k.BLOCK,
+        k.HIDDEN,
+    )
     PARTS, BUFFER, FINE, PACKED = k.PARTS, k.BUFFER, k.FINE, k.PACKED
     lane, warp, g, q, rank = LANE, me.warp, G, Q, me.rank
     thread = warp * 32 + lane
     tile, tiles, replica = me.tile, me.tiles, me.replica
-    unit, row = rank * k.UNITS + warp * 8 + g, tile * 8 + 2 * q
+    unit, row = rank * k.UNITS + warp * 8 + g, tile * k.TILE + 2 * q
     mine = (unit < H) & (row < B), (unit < H) & (row + 1 < B)
-    steps, start = (int(lengths[tile * 8]), int(starts[tile])) if PACKED else (T, tile * T)
+    steps, start = (int(lengths[tile * k.TILE]), int(starts[tile])) if PACKED else (T, tile * T)
     ends = [np.where(row + n < B, lengths.load(row + n, row + n < B), T) if PACKED else T for n in range(2)]
     states, place = B * H, row * H + unit
 
     def rows_of(t):
         return int(begins[min(t, T)]) if PACKED else t * B
 
-    weights += (((replica * own_weight * CTAS + rank) * WARPS + warp) * (SLICES + EXTRA)) * 64 + lane
-    w = weights[np.arange(2 * (SLICES + EXTRA))[:, None] * 32].reshape(-1, 2, 32, 8)
+    weights += (((replica * own_weight * CTAS + rank) * WARPS + warp) * (SLICES + INPUT_SLICES)) * 64 + lane
+    w = weights[np.arange(2 * (SLICES + INPUT_SLICES))[:, None] * 32].reshape(-1, 2, 32, 8)
     own_low = (warp * SLICES * 64 + lane) * 16
     if FINE:
         low += (((replica * own_weight * CTAS + rank) * WARPS + warp) * SLICES) * 64 + lane
@@ -521,13 +528,13 @@ def lstm_forward(
 
     h0 += replica * own_state * states
     c0 += replica * own_state * states
-    for i in range(0, 8 * k.WIDTH, k.THREADS):
+    for i in range(0, k.TILE * k.WIDTH, k.THREADS):
         i = i + thread
-        u, b = i // 64 * 8 + i % 8, tile * 8 + i // 8 % 8
+        u, b = i // 64 * 8 + i % 8, tile * k.TILE + i // 8 % 8
         x = h0.load(b * H + u, (u < H) & (b < B))
         me.store("hidden", 2 * i, halves(x))
         if FINE:
-            me.store("hidden", 2 * (8 * k.WIDTH + i), halves(rest_of(x, k.LOW)))
+            me.store("hidden", 2 * (k.TILE * k.WIDTH + i), halves(rest_of(x, k.LOW_SCALE)))
     c = [c0.load(place, mine[0]), c0.load(place + H, mine[1])]
     factor = -k.LOG2E * np.array([1, 1, 2, 1])
     old, j = np.zeros((2, 4, 32)), np.zeros((2, 32))
@@ -539,11 +546,11 @@ def lstm_forward(
             j[n] = j0.load(replica * own_j * B + row + n, mine[n]).astype(int) % every
 
     least = eps * eps / rest
-    over_root = 1 / np.sqrt(rest) if k.MOMENT == 2 else 1.0
+    over_root = 1 / np.sqrt(rest) if k.MOMENTUM_FORM == 2 else 1.0
     v, s = np.zeros((2, 2, 4, 32))
     gains, mus = np.full((4, 32), step), np.zeros((4, 32))
-    assert k.MOMENT or not k.TABLE, "a table is a momentum's"
-    if k.MOMENT:
+    assert k.MOMENTUM_FORM or not k.TABLE, "a table is a momentum's"
+    if k.MOMENTUM_FORM:
         assert bool(decay) == k.TABLE != bool(mu), "a table has decays, else channels have"
         for gate in range(4):
             channel = gate * H + unit
@@ -556,13 +563,15 @@ def lstm_forward(
                 at = (replica * own_v * B + row + n) * 4 * H + channel
                 if v0:
                     v[n, gate] = v0.load(at, mine[n])
-                if k.MOMENT > 1:
+                if k.MOMENTUM_FORM > 1:
                     s[n, gate] = (n0.load(at, mine[n]) if n0 else 0) / rest
-        saved_moments += ((replica * ((T + k.SPACING - 1) // k.SPACING) * B + row) * H + unit) * k.MOMENTS
-    other_row = (row + 1 < B) & (decays > 1)
+        saved_moments += (
+            (replica * ((T + k.SPACING - 1) // k.SPACING) * B + row) * H + unit
+        ) * k.SAVED_MOMENTS
+    other_row = (row + 1 < B) & (decay_columns > 1)
     fades = np.zeros((2, 32))
     if k.TABLE:
-        decay += np.minimum(row, B - 1) if decays > 1 else 0 * row
+        decay += np.minimum(row, B - 1) if decay_columns > 1 else 0 * row
         fades[:] = decay[0], decay[other_row]
 
     number = rank * WARPS + warp
@@ -586,22 +595,22 @@ def lstm_forward(
     yield from me.syncthreads()
     yield from me.meet_cluster()
 
-    size = 8 if EXTRA else 16
+    size = 8 if INPUT_SLICES else 16
     own = size * thread
-    if EXTRA:
-        extra += ((replica * own_input * total + start) * EXTRA * 32 + lane) * 2
+    if INPUT_SLICES:
+        narrow_input += ((replica * own_input * total + start) * INPUT_SLICES * 32 + lane) * 2
     else:
         drive += replica * own_input * N * H + place
 
     def fetch(t):
-        nonlocal extra, drive
+        nonlocal narrow_input, drive
         slot = own + t % k.AHEAD * k.PIECES * k.PIECE
-        if EXTRA:
-            for n in range(EXTRA):
+        if INPUT_SLICES:
+            for n in range(INPUT_SLICES):
                 there = np.full(32, t < steps)
-                x = np.concatenate([extra.load(n * 64 + i, there) for i in range(2)], -1)
+                x = np.concatenate([narrow_input.load(n * 64 + i, there) for i in range(2)], -1)
                 me.copy_later("inputs", slot + n * k.PIECE, x, there)
-            extra += EXTRA * 64
+            narrow_input += INPUT_SLICES * 64
         else:
             source = drive + rows_of(t) * H if PACKED else drive
             for n in range(2):
@@ -612,10 +621,10 @@ def lstm_forward(
         me.end_of_copies()
 
     b_hh = np.zeros((4, 32))
-    if not EXTRA:
+    if not INPUT_SLICES:
         many = np.arange(2 * k.AHEAD)[:, None]
         me.store("inputs", own + many * k.PIECE, np.zeros((2 * k.AHEAD, 32, 8)))
-    if (k.MOMENT or not EXTRA) and bias:
+    if (k.MOMENTUM_FORM or not INPUT_SLICES) and bias:
         bias += replica * own_bias * 4 * H + unit
         b_hh = np.stack([factor[n] * bias.load(n * H, unit < H) for n in range(4)])
     for t in range(k.AHEAD - 1):
@@ -625,8 +634,8 @@ def lstm_forward(
 
     def receive(t, z):
         slot = own + t % k.AHEAD * k.PIECES * k.PIECE
-        if EXTRA:
-            for n in range(EXTRA):
+        if INPUT_SLICES:
+            for n in range(INPUT_SLICES):
                 # Behind the last step nothing came, and nothing is made of it.
                 b = me.load("inputs", slot + n * k.PIECE, 8, unset=t == steps)
                 multiply(z[0], w[SLICES + n][0], b[:, :2], b[:, 2:])
@@ -644,25 +653,25 @@ def lstm_forward(
         if k.KEEP and t % k.SPACING == 0:
             for n in range(2):
                 there = mine[n] & (not PACKED or t < ends[n])
-                to_kept = saved_moments + n * H * k.MOMENTS
+                to_kept = saved_moments + n * H * k.SAVED_MOMENTS
                 to_kept.store(0, v[n].T, there)
-                if k.MOMENT > 1:
+                if k.MOMENTUM_FORM > 1:
                     to_kept.store(1, s[n].T, there)
-            saved_moments += states * k.MOMENTS
+            saved_moments += states * k.SAVED_MOMENTS
         for i in range(8):
             n, gate = i // 4, i % 4
             a = z[gate // 2, :, gate % 2 * 2 + n]
             v[n, gate] = (fades[n] if k.TABLE else mus[gate]) * v[n, gate] + gains[gate] * a
-            if k.MOMENT > 1:
+            if k.MOMENTUM_FORM > 1:
                 s[n, gate] = beta * s[n, gate] + a * a
             a[:] = v[n, gate]
-            if k.MOMENT == 2:
+            if k.MOMENTUM_FORM == 2:
                 a /= np.sqrt(s[n, gate] + least)
-            if k.MOMENT == 3:
+            if k.MOMENTUM_FORM == 3:
                 a /= np.sqrt(rest) * np.sqrt(s[n, gate]) + eps
             a[:] = factor[gate] * over_root * a + b_hh[gate]
         if k.TABLE:
-            decay += decays if t + 1 < T else 0
+            decay += decay_columns if t + 1 < T else 0
             fades[:] = decay[0], decay[other_row]
 
     coming_z, h, gates = np.zeros((2, 32, 4)), np.zeros((2, 32)), [None, None]
@@ -675,12 +684,12 @@ def lstm_forward(
             channel = ((replica * B + row + n) * 4 + gate) * H + unit
             if k.EXTRAPOLATED:
                 last_z.store(channel, old[n, gate] / factor[gate], there)
-            if k.MOMENT and last_v:
+            if k.MOMENTUM_FORM and last_v:
                 last_v.store(channel, v[n, gate], there)
-            if k.MOMENT > 1 and last_v:
+            if k.MOMENTUM_FORM > 1 and last_v:
                 last_n.store(channel, rest * s[n, gate], there)
 
-    if k.MOMENT:
+    if k.MOMENTUM_FORM:
         me.wait_for_copies(k.AHEAD - 2)
         receive(0, coming_z)
         advance(0, coming_z)
@@ -690,7 +699,7 @@ def lstm_forward(
         now = t & 1
         after = now ^ 1
         z, z_low = np.zeros((k.CHAINS, 2, 32, 4)), np.zeros((PARTS, 2, 32, 4))
-        if k.MOMENT:
+        if k.MOMENTUM_FORM:
             z[0] = coming_z
             coming_z[:] = 0
             me.wait_for_copies(k.AHEAD - 3)
@@ -698,7 +707,7 @@ def lstm_forward(
         else:
             me.wait_for_copies(k.AHEAD - 2)
             receive(t, z[0])
-            if not EXTRA:
+            if not INPUT_SLICES:
                 for n in range(2):
                     for gate in range(4):
                         m, e = gate // 2, gate % 2 * 2 + n
@@ -732,7 +741,7 @@ def lstm_forward(
             sums = []
             for gate in range(4):
                 m, e = gate // 2, gate % 2 * 2 + n
-                low_sum = (z_low[0, m, :, e] + z_low[FINE, m, :, e]) / k.LOW
+                low_sum = (z_low[0, m, :, e] + z_low[FINE, m, :, e]) / k.LOW_SCALE
                 one = z[0, m, :, e] + (low_sum if FINE else z[k.CHAINS - 1, m, :, e])
                 sums.append(one)
                 if k.EXTRAPOLATED:
@@ -750,7 +759,7 @@ def lstm_forward(
 
         turned = [transpose(halves(*h))]
         if FINE:
-            turned.append(transpose(halves(*(rest_of(x, k.LOW) for x in h))))
+            turned.append(transpose(halves(*(rest_of(x, k.LOW_SCALE) for x in h))))
         for part in range(PARTS):
             at = to + after * BUFFER + part * HIDDEN
             if CTAS == 1:
@@ -784,7 +793,7 @@ def lstm_forward(
         if t + 1 == steps:
             break
         put(t)
-        if k.MOMENT:
+        if k.MOMENTUM_FORM:
             advance(t + 1, coming_z)
     put(steps - 1)
     if not PACKED:
@@ -808,11 +817,11 @@ def lstm_backward(
     lane, warp, g, q, rank = LANE, me.warp, G, Q, me.rank
     thread = warp * 32 + lane
     tile, tiles, replica = me.tile, me.tiles, me.replica
-    unit, row = rank * k.UNITS + warp * 8 + g, tile * 8 + 2 * q
+    unit, row = rank * k.UNITS + warp * 8 + g, tile * k.TILE + 2 * q
     mine = (unit < H) & (row < B), (unit < H) & (row + 1 < B)
     states = B * H
     place = replica * states + row * H + unit
-    length, start = (int(lengths[tile * 8]), int(starts[tile])) if PACKED else (T, tile * T)
+    length, start = (int(lengths[tile * k.TILE]), int(starts[tile])) if PACKED else (T, tile * T)
     ends = [
         np.where(row + n < B, lengths.load(row + n, row + n < B), T) if PACKED else np.full(32, T)
         for n in range(2)
@@ -851,7 +860,7 @@ def lstm_backward(
 
     weights += ((replica * own_weight * CTAS + rank) * WARPS + warp) * TILES * SLICES * 32 + lane
     w = weights[np.arange(TILES * SLICES)[:, None] * 32].reshape(TILES, SLICES, 32, 8)
-    own_low = k.INPUTS * THREADS + (warp * TILES * SLICES * 32 + lane) * 16
+    own_low = k.INPUT_BYTES * THREADS + (warp * TILES * SLICES * 32 + lane) * 16
     if FINE:
         low += ((replica * own_weight * CTAS + rank) * WARPS + warp) * TILES * SLICES * 32 + lane
         many = np.arange(TILES * SLICES)[:, None]
@@ -862,8 +871,8 @@ def lstm_backward(
 
     own_gates, own_cells = 16 * thread, AHEAD * PARTS * 16 * THREADS + 4 * PARTS * thread
     own_dy = AHEAD * PARTS * 20 * THREADS + 4 * thread
-    many = np.arange(k.INPUTS // 4)[:, None]
-    me.store("inputs", (many * THREADS + thread) * 4, np.zeros((k.INPUTS // 4, 32, 2)))
+    many = np.arange(k.INPUT_BYTES // 4)[:, None]
+    me.store("inputs", (many * THREADS + thread) * 4, np.zeros((k.INPUT_BYTES // 4, 32, 2)))
     many = np.arange(SLOTS // 4 // THREADS)[:, None]
     me.store("slots", SLOTS + (many * THREADS + thread) * 4, np.zeros((len(many), 32, 2)))
     yield from me.syncthreads()
@@ -963,7 +972,7 @@ def lstm_backward(
     yield from me.meet_cluster()
     me.store_there("maxima", g, own_maxima + 2 * MAXIMA, seen, g < CTAS)
     yield from me.meet_cluster()
-    rows = over_lanes(sent_in(2))
+    row_exponents = over_lanes(sent_in(2))
 
     own_slot = 8 * thread
     to = (2 * q * ROW + 4 * (warp * 8 + g)) * 2
@@ -992,7 +1001,7 @@ def lstm_backward(
     scale, scaled, scaled_low = [None] * 2, [None] * 2, [None] * 2
 
     def run(s):
-        nonlocal part, here, coming, seen, last_seen, rows
+        nonlocal part, here, coming, seen, last_seen, row_exponents
         buffer = s & 1
         tanh_c = np.tanh(c)
         me.wait_for_copies(AHEAD - 2)
@@ -1007,7 +1016,7 @@ def lstm_backward(
             coming = load_two(s + 2)
             seen = np.maximum(last_seen, np.maximum(exponents_of(here), exponents_of(coming)))
             seen, sent = over_lanes(seen), over_lanes(sent)
-            rows = sent if s > 0 else rows
+            row_exponents = sent if s > 0 else row_exponents
         else:
             here = coming
         dh, through_c, to_gates, forget = np.empty((2, 32)), [], [], []
@@ -1024,7 +1033,7 @@ def lstm_backward(
             forget.append(f_)
             dh[n] = part[n] + dy_now[n]
         fetch(s + AHEAD - 1)
-        scale[:] = scale_for(rows[:, 0]), scale_for(rows[:, 1])
+        scale[:] = scale_for(row_exponents[:, 0]), scale_for(row_exponents[:, 1])
 
         yield from receive(dh, s - 1)
         if buffer == 0:
@@ -1055,7 +1064,7 @@ def lstm_backward(
             scaled[n] = halves(*d)
             me.store("gathered", to + buffer * BUFFER + n * ROW * 2, scaled[n])
             if FINE:
-                scaled_low[n] = halves(*(rest_of(x, k.LOW) for x in d))
+                scaled_low[n] = halves(*(rest_of(x, k.LOW_SCALE) for x in d))
                 me.store("gathered", to + buffer * BUFFER + GATHERED + n * ROW * 2, scaled_low[n])
         yield from me.syncthreads()
 
@@ -1078,7 +1087,7 @@ def lstm_backward(
         if CTAS > 1:
             me.expect(received + other * (buffer ^ 1), messages(k, buffer ^ 1))
         for i in range(CTAS):
-            whole = sums[i // 2].sum(0) + low_sums[i // 2] / k.LOW
+            whole = sums[i // 2].sum(0) + low_sums[i // 2] / k.LOW_SCALE
             x, y = (whole[:, i % 2 * 2 + n] / scale[n] for n in range(2))
             if i == CTAS - 1:
                 part = np.stack([x, y])
@@ -1150,23 +1159,16 @@ class Rows:
         return low
 
 
-@cache
-def codes(which, fine):
-    """Which part of x, or of W, stands in each column of a feature, a digit each."""
-    (found,) = re.findall(rf"of_{which}\(int i\).*\(fine \? (\w+) : (\w+)\)", source("pack"))
-    return int(found[0 if fine else 1], 16)
-
-
 class Columns:
-    def __init__(self, fine):
-        self.fine = fine
-        self.each, self.ones = (6, 3) if fine else (3, 2)
+    def __init__(self, k, fine):
+        self.k, self.fine = k, fine
+        self.each, self.ones = (k.FINE_COLUMNS, k.FINE_ONES) if fine else (k.COLUMNS, k.ONES)
 
     def of_x(self, i):
-        return codes("x", self.fine) >> 4 * i & 15
+        return (self.k.FINE_PARTS_OF_X if self.fine else self.k.PARTS_OF_X) >> 4 * i & 15
 
     def of_w(self, i):
-        return codes("w", self.fine) >> 4 * i & 15
+        return (self.k.FINE_PARTS_OF_W if self.fine else self.k.PARTS_OF_W) >> 4 * i & 15
 
     def input(self, x, i):
         there = (i == 0) | np.isfinite(bfloats(x)[..., 0])
@@ -1181,19 +1183,19 @@ class Columns:
 
 
 class InputWeights:
-    def __init__(self, w_ih, b_ih, b_hh, D, driven, columns):
+    def __init__(self, w_ih, b_ih, b_hh, D, filtered, columns):
         self.w_ih, self.b_ih, self.b_hh, self.D = w_ih, b_ih, b_hh, D
-        self.driven, self.columns = driven, columns
+        self.filtered, self.columns = filtered, columns
 
     def at(self, gate_unit, column, factor, there=True):
         each = self.columns.each
-        ones, d = each * (self.D + bool(self.driven and self.b_ih)), column // each
+        ones, d = each * (self.D + bool(self.filtered and self.b_ih)), column // each
         there = there & (column < ones + self.columns.ones)
         w = np.zeros(np.broadcast_shapes(gate_unit.shape, column.shape))
         bias, given = there & (column >= ones), there & (column < ones)
         if self.b_hh:
             w += self.b_hh.load(gate_unit, bias)
-        if self.b_ih and not self.driven:
+        if self.b_ih and not self.filtered:
             w += self.b_ih.load(gate_unit, bias)
         if self.w_ih:
             w += self.w_ih.load(gate_unit * self.D + d, given & (d < self.D))
@@ -1204,11 +1206,11 @@ class InputWeights:
 
 
 def pack_forward(
-    i, r, k, w_hh, w_ih, b_ih, b_hh, packed, low, ctas, extra, H, D, driven, plain, own_hh, own_ih,
+    i, r, k, w_hh, w_ih, b_ih, b_hh, packed, low, ctas, input_slices, H, D, filtered, plain, own_hh, own_ih,
     own_b_ih, own_b_hh,
 ):  # fmt: skip
-    slices = 2 * ctas + extra
-    count = ctas * 4 * slices * 64
+    slices = 2 * ctas + input_slices
+    count = ctas * k.WARPS * slices * 64
     i = i[i < count]
     lane, m, s, warp = i % 32, i // 32 % 2, i // 64 % slices, i // 64 // slices
     unit = warp * 8 + lane // 4
@@ -1218,10 +1220,10 @@ def pack_forward(
         b_ih and b_ih + r * own_b_ih * 4 * H,
         b_hh and b_hh + r * own_b_hh * 4 * H,
         D,
-        driven,
-        Columns(low is not None),
+        filtered,
+        Columns(k, low is not None),
     )
-    a, rest = [], []
+    a, low_parts = [], []
     for part in range(4):
         gate = 2 * m + part % 2
         factor = np.where(gate == 2, -2 * k.LOG2E, -k.LOG2E)
@@ -1231,46 +1233,47 @@ def pack_forward(
             further = s >= 2 * ctas
             inside = (unit < H) & ~further & (column < H)
             by = 1.0 if plain else factor
-            one = inputs.at(gate_unit, np.maximum(column - 32 * ctas, 0), by, (unit < H) & further)
+            one = inputs.at(gate_unit, np.maximum(column - k.WARPS * 8 * ctas, 0), by, (unit < H) & further)
             v.append(np.where(further, one, factor * w_hh.load(gate_unit * H + column, inside)))
         a.append(np.where((s < 2 * ctas)[:, None], halves(*v), bfloats(*v)))
-        rest.append(halves(*map(half_rest, v)))
+        low_parts.append(halves(*map(half_rest, v)))
     packed.store(r * count + i, np.concatenate(a, -1))
     if low:
-        at = ((r * ctas * 4 + warp) * 2 * ctas + s) * 64 + m * 32 + lane
-        low.store(at, np.concatenate(rest, -1), s < 2 * ctas)
+        at = ((r * ctas * k.WARPS + warp) * 2 * ctas + s) * 64 + m * 32 + lane
+        low.store(at, np.concatenate(low_parts, -1), s < 2 * ctas)
 
 
 def pack_backward(i, r, k, w_hh, packed, low, ctas, H):
     tiles = (ctas + 1) // 2
-    count = ctas * 4 * tiles * 8 * 32
+    count = ctas * k.WARPS * tiles * 8 * 32
     i = i[i < count]
     lane, s, m = i % 32, i // 32 % 8, i // 256 % tiles
-    warp, rank = i // 256 // tiles % 4, i // 256 // tiles // 4
+    warp, rank = i // 256 // tiles % k.WARPS, i // 256 // tiles // k.WARPS
     w_hh += r * 4 * H * H
-    a, rest = [], []
+    a, low_parts = [], []
     for part in range(4):
         after = 2 * m + part % 2
-        to = (rank + after + 1) % ctas * 32 + warp * 8 + lane // 4
+        to = (rank + after + 1) % ctas * (k.WARPS * 8) + warp * 8 + lane // 4
         column = s * 16 + 2 * (lane % 4) + part // 2 * 8
-        gate, unit = column % 4, rank * 32 + column // 4
+        gate, unit = column % 4, rank * (k.WARPS * 8) + column // 4
         there = (after < ctas) & (to < H) & (unit < H)
         u = w_hh + ((gate * H + unit) * H + to)
         v = u.load(0, there), u.load(H * H, there)
         a.append(halves(*v))
-        rest.append(halves(*map(half_rest, v)))
+        low_parts.append(halves(*map(half_rest, v)))
     packed.store(r * count + i, np.concatenate(a, -1))
     if low:
-        low.store(r * count + i, np.concatenate(rest, -1))
+        low.store(r * count + i, np.concatenate(low_parts, -1))
 
 
-def pack_input(i, r, k, x, packed, begins, lengths, starts, T, B, N, total, F, extra, fine):
-    rows, columns = Rows(begins, lengths, T, B), Columns(fine)
-    tiles = (B + 7) // 8
-    s, b, t = i % extra, i // extra % (8 * tiles), i // extra // (8 * tiles)
-    on = t < rows.length(b // 8 * 8)
+def pack_input(i, r, k, x, packed, begins, lengths, starts, T, B, N, total, F, input_slices, fine):
+    rows, columns = Rows(begins, lengths, T, B), Columns(k, fine)
+    tiles = (B + k.TILE - 1) // k.TILE
+    s, b = i % input_slices, i // input_slices % (k.TILE * tiles)
+    t = i // input_slices // (k.TILE * tiles)
+    on = t < rows.length(b // k.TILE * k.TILE)
     s, b, t = s[on], b[on], t[on]
-    tile = b // 8
+    tile = b // k.TILE
     there = (b < B) & (t < rows.length(b, b < B))
     x += (r * N + rows.of(t) + b) * F
     pair = []
@@ -1278,13 +1281,13 @@ def pack_input(i, r, k, x, packed, begins, lengths, starts, T, B, N, total, F, e
         column = s * 16 + n // 2 * 2 + n % 2 * 8
         pair.append(bfloats(columns.column(x, F, column, there), columns.column(x, F, column + 1, there)))
     start = starts[tile] if starts else tile * T
-    packed += ((r * total + start + t) * extra + s) * 16 + b % 8 * 2
+    packed += ((r * total + start + t) * input_slices + s) * 16 + b % k.TILE * 2
     packed.store(0, np.concatenate(pair[:4], -1))
     packed.store(1, np.concatenate(pair[4:], -1))
 
 
 def pack_input_weights(
-    i, r, k, w_ih, b_ih, b_hh, packed, H, D, driven, width, fine, own_ih, own_b_ih, own_b_hh
+    i, r, k, w_ih, b_ih, b_hh, packed, H, D, filtered, width, fine, own_ih, own_b_ih, own_b_hh
 ):
     pairs = width // 2
     i = i[i < 4 * H * pairs]
@@ -1293,21 +1296,21 @@ def pack_input_weights(
         b_ih and b_ih + r * own_b_ih * 4 * H,
         b_hh and b_hh + r * own_b_hh * 4 * H,
         D,
-        driven,
-        Columns(fine),
+        filtered,
+        Columns(k, fine),
     )
-    woven, column = i // pairs, i % pairs * 2
-    gate_unit = woven % 4 * H + woven // 4
+    interleaved, column = i // pairs, i % pairs * 2
+    gate_unit = interleaved % 4 * H + interleaved // 4
     pair = bfloats(weights.at(gate_unit, column, 1.0), weights.at(gate_unit, column + 1, 1.0))
     packed.store(r * 4 * H * pairs + i, pair)
 
 
 def filter_input(
-    block, r, k, x, decay, factors, v, packed, largest, begins, lengths, T, B, N, D, F, decays, backwards,
-    block_columns, width, fine, step,
+    block, r, k, x, decay, factors, v, packed, largest, begins, lengths, T, B, N, D, F, decay_columns,
+    backwards, block_columns, width, fine, step,
 ):  # fmt: skip
     """For one block."""
-    rows, columns = Rows(begins, lengths, T, B), Columns(fine)
+    rows, columns = Rows(begins, lengths, T, B), Columns(k, fine)
     thread = np.arange(k.FILTER_THREADS)
     lane, segment, segments = (
         thread % block_columns,
@@ -1319,7 +1322,7 @@ def filter_input(
     steps, length = np.where(b < B, rows.length(b, b < B), 0), (T + segments - 1) // segments
     begin = segment * length
     end = np.minimum(begin + length, steps)
-    turn, start = (-1, steps - 1 - begin) if backwards else (1, begin)
+    direction, start = (-1, steps - 1 - begin) if backwards else (1, begin)
     given = d < D
 
     def at(t, there):
@@ -1328,14 +1331,14 @@ def filter_input(
     def fetch(s):
         inputs, fades = [], []
         for i in range(8):
-            t, now = start + (s + i - begin) * turn, s + i < end
+            t, now = start + (s + i - begin) * direction, s + i < end
             other = t + backwards
             value = np.where(now & given, x.load(at(t, now) * D + d, now & given), 1.0)
             if factors:
                 value = value * np.where(now, factors.load(at(t, now), now), 1.0)
             inputs.append(value)
             there = now & (other < steps)
-            place = other * B + b if decays > 1 else other
+            place = other * B + b if decay_columns > 1 else other
             fades.append(decay.load(place, there) if decay else np.zeros(len(thread)))
         return inputs, fades
 
@@ -1356,10 +1359,11 @@ def filter_input(
                 now = (begin + s + i < end) & (s + i < length)
                 total = np.where(now, fades[i] * total + step * inputs[i], total)
                 product = np.where(now, product * fades[i], product)
-        left, faded = total.reshape(segments, block_columns), product.reshape(segments, block_columns)
+        segment_sums = total.reshape(segments, block_columns)
+        segment_decays = product.reshape(segments, block_columns)
         sums = np.zeros((segments + 1, block_columns))
         for n in range(segments):
-            sums[n + 1] = faded[n] * sums[n] + left[n]
+            sums[n + 1] = segment_decays[n] * sums[n] + segment_sums[n]
         carried = sums[:-1].reshape(-1)
     top = np.zeros(len(thread))
     for s in range(0, length, 8):
@@ -1367,7 +1371,7 @@ def filter_input(
         for i in range(8):
             now = (begin + s + i < end) & (s + i < length)
             carried = np.where(now, fades[i] * carried + step * inputs[i], carried)
-            t = start + (s + i) * turn
+            t = start + (s + i) * direction
             if v:
                 v.store(at(t, now) * F + d, carried, now)
             if packed:
@@ -1419,10 +1423,10 @@ def finish_weight_gradients(
     width = H + F + 1
     i = i[i < 4 * H * width]
     gate_unit, column = i // width, i % width
-    woven, d = gate_unit % H * 4 + gate_unit // H, column - H
+    interleaved, d = gate_unit % H * 4 + gate_unit // H, column - H
     total = np.zeros(len(i))
     for c in range(chunks):
-        product = products[((c * R + r) * 4 * H + woven) * columns + column]
+        product = products[((c * R + r) * 4 * H + interleaved) * columns + column]
         total += product * largest_scales[c * R + r][0]
     inside = (d >= 0) & (d < F)
     if F:
@@ -1440,10 +1444,10 @@ def finish_weight_gradients(
 
 def pack_w_ih(i, r, k, w_ih, largest, packed, powers, H, D, columns, fine):
     i = i[i < 4 * H * columns]
-    woven, d = i // columns, i % columns
-    gate_unit = woven % 4 * H + woven // 4
+    interleaved, d = i // columns, i % columns
+    gate_unit = interleaved % 4 * H + interleaved // 4
     w, power = w_ih.load((r * 4 * H + gate_unit) * D + d, d < D), power_below(largest[r])
-    packed += (r * 4 * H + woven) * columns * (2 if fine else 1) + d
+    packed += (r * 4 * H + interleaved) * columns * (2 if fine else 1) + d
     packed.store(0, halves(w / power)[..., 0])
     if fine:
         packed.store(columns, halves(half_rest(w / power))[..., 0])

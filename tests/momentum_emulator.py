@@ -30,11 +30,11 @@ class Owned:
 class Channel:
     """The numbers of a thread's channels."""
 
-    def __init__(self, k, r, place, width, w_ih, b_ih, decay, mu, gain, decays, own_w, own_bias, own_mu,
-                 own_gain, step):  # fmt: skip
+    def __init__(self, k, r, place, width, w_ih, b_ih, decay, mu, gain, decay_columns, own_w, own_bias,
+                 own_mu, own_gain, step):  # fmt: skip
         assert bool(decay) == k.TABLE != bool(mu), "a table has decays, else channels have"
         assert bool(w_ih) == (k.FEATURES > 0) >= bool(b_ih), "weights are there for features"
-        self.k, self.decay, self.decays = k, decay, decays
+        self.k, self.decay, self.decay_columns = k, decay, decay_columns
         if k.FEATURES:
             at = (r * own_w * width + place) * k.FEATURES
             self.w = np.stack([w_ih[at + f] for f in range(k.FEATURES)], -1)
@@ -50,7 +50,7 @@ class Channel:
         """The decay of a step, of which channels have none of their own."""
         if not self.k.TABLE:
             return np.zeros(b.shape)
-        return self.decay.load(t * self.decays + (b if self.decays > 1 else 0 * b), there)
+        return self.decay.load(t * self.decay_columns + (b if self.decay_columns > 1 else 0 * b), there)
 
     def of(self, fade):
         return fade[:, None] if self.k.TABLE else self.mu
@@ -82,12 +82,12 @@ def choose(there, x, y):
 @np.errstate(all="ignore")  # inf and nan are results
 def momentum_backward(
     blocks, r, k, x, w_ih, b_ih, decay, mu, gain, saved, begins, lengths, dz, dz_low, scales, dv, dn, sums,
-    da, first, last, room, T, B, H, N, decays, own_x, own_w, own_bias, own_mu, own_gain, step, beta, rest,
-    eps,
+    da, first, last, room, T, B, H, N, decay_columns, own_x, own_w, own_bias, own_mu, own_gain, step, beta,
+    rest, eps,
 ):  # fmt: skip
     assert first % k.SPACING == 0, "a chunk begins where moments were saved"
     assert bool(dz_low) == k.FINE, "dz_low is there if it is fine"
-    assert bool(da) == k.PASSED, "da is there if it is passed"
+    assert bool(da) == k.WRITES_DA, "da is there if it is written"
     own, width = Owned(blocks, k, B, H), 4 * H
     end = np.minimum(lengths[own.b] if k.PACKED else np.full(len(own.b), T), last)
     own, end = own.some(end > first), end[end > first]
@@ -96,15 +96,15 @@ def momentum_backward(
     b, place, shape = own.b, own.place, own.place.shape
     for pointer in (dz, dz_low, da):
         assert not pointer or pointer.memory.start % k.CHANNELS == 0, "read and written as one word"
-    channels = Channel(k, r, place, width, w_ih, b_ih, decay, mu, gain, decays, own_w, own_bias, own_mu,
-                       own_gain, step)  # fmt: skip
+    channels = Channel(k, r, place, width, w_ih, b_ih, decay, mu, gain, decay_columns, own_w, own_bias,
+                       own_mu, own_gain, step)  # fmt: skip
     states, state = B * width, b[:, None] * width + place
     row, read = reader(k, own, x, begins, r, own_x, N, B, width)
     saved += (r * -(-T // k.SPACING) * states + b * width + own.j // 4 * 4) * (1 + k.SECOND) + own.j % 4
     before_here = r * room - (begins[first] if k.PACKED else first * B)
 
-    least = eps * eps / rest if k.MOMENT == 2 else 0
-    over_root, root_rest = inverse_root(rest) if k.MOMENT == 2 else 1, np.sqrt(rest)
+    least = eps * eps / rest if k.MOMENTUM_FORM == 2 else 0
+    over_root, root_rest = inverse_root(rest) if k.MOMENTUM_FORM == 2 else 1, np.sqrt(rest)
     to_v, to_s = dv[r * states + state], np.zeros(shape)
     if k.SECOND:
         to_s = -2 * rest * dn[r * states + state]
@@ -143,9 +143,9 @@ def momentum_backward(
             if k.SECOND:
                 second = choose(now, beta * second + a * a, second)
                 over = inverse_root(second + least)
-                factor = over if k.MOMENT == 2 else 1 / (root_rest * np.sqrt(second) + eps)
+                factor = over if k.MOMENTUM_FORM == 2 else 1 / (root_rest * np.sqrt(second) + eps)
                 by_v[m] *= factor
-                by_s[m] = by_v[m] * (v * factor) * (over if k.MOMENT == 2 else root_rest * over)
+                by_s[m] = by_v[m] * (v * factor) * (over if k.MOMENTUM_FORM == 2 else root_rest * over)
         for m, now, t in reversed(every):
             a = a_of(m)
             to_v = choose(now, to_v + by_v[m], to_v)
@@ -163,7 +163,7 @@ def momentum_backward(
                 dw = choose(now, dw + to_a[..., None] * held[m][:, None, : k.FEATURES], dw)
             else:
                 columns[m] = choose(now, to_a, np.nan)
-            if k.PASSED:
+            if k.WRITES_DA:
                 to = da + (((before_here + row(t)) * width * k.PARTS + own.j)[:, None] + own.c)
                 for part in range(k.PARTS):
                     to.store(part * width, bfloats(to_a)[..., 0], now[:, None])

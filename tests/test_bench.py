@@ -252,7 +252,7 @@ def test_a_mode_is_that_of_ours_and_of_rivals_without_one(mode, monkeypatch):
         seen.clear()
         contender.training()
         assert seen == states
-        assert contender.weights.dtype == dtype
+        assert contender.loss_weights.dtype == dtype
         now()
         assert seen[-1] == (True, False)
 
@@ -368,7 +368,7 @@ def test_the_beginning_is_two_steps(lengths):
     assert torch.equal(got, want[: len(got)])
     assert (
         len(got)
-        == len(short.weights.flatten(0, -2))
+        == len(short.loss_weights.flatten(0, -2))
         == (6 if lengths == "full" else ours.batch_sizes[:2].sum())
     )
 
@@ -422,7 +422,7 @@ def test_replicas_are_the_layers_one_by_one(shape):
     contender = rival("replicas-3", ours, case(shape, "reference"))
     assert isinstance(contender.module, Replicas)
     out = contender.forward()[0]
-    assert out.shape == (3, *ours.weights.shape)
+    assert out.shape == (3, *ours.loss_weights.shape)
     assert torch.equal(contender.module.layers[0](ours.x)[0], ours.run(ours.x)[0])
     assert (out[0] - out[2]).abs().max() > 1e-2
     assert max(parity.compare(contender).values()) < 1e-5
@@ -650,7 +650,7 @@ def test_the_tolerance_is_between_right_and_wrong(monkeypatch, tmp_path):
 
 def test_a_refused_case_does_not_stop_the_others(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
-        mr.backends.native, "supports", lambda net, sizes: "no modrelu" if net.cell.gates == 1 else ""
+        mr.backends.native, "refusal", lambda net, sizes: "no modrelu" if net.cell.gates == 1 else ""
     )
     code, result = run_json(tmp_path, "--shapes", "tiny-dtriv", "tiny", "--backend", "native", "--rivals")
     assert code == 1

@@ -496,8 +496,8 @@ def test_refusals(served, case):
 @pytest.mark.parametrize(("features", "size", "rows"), [(1, 256, 1382796), (1000, 1, 356902)])
 def test_the_largest_that_it_serves(served, features, size, rows):
     net = fused("None", features, size, 2)._network_for(X)
-    assert cuda.supports(net, [rows]) == ""
-    assert cuda.supports(net, [rows + 1]) == "the input is too large for indices of 32 bits"
+    assert cuda.refusal(net, [rows]) == ""
+    assert cuda.refusal(net, [rows + 1]) == "the input is too large for indices of 32 bits"
 
 
 @pytest.mark.parametrize(("features", "size"), [(2, 4), (3, 5)])

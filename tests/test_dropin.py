@@ -252,6 +252,8 @@ def test_repr_shows_what_is_ours():
     )
     assert "nonlinearity='modrelu'" in repr(mr.RNN(3, 5, nonlinearity="modrelu"))
     assert "Recurrent(GRU(), 3, 5" in repr(mr.Recurrent(mr.cells.GRU(), 3, 5))
+    assert "Mine(GRU(), 3, 5" in repr(type("Mine", (mr.Recurrent,), {})(mr.cells.GRU(), 3, 5))
+    assert "Mine(3, 5" in repr(type("Mine", (mr.GRU,), {})(3, 5))
     assert net.extra_repr() in repr(nn.Sequential(net))
     assert (
         repr(mr.RNNCell(3, 5, momentum=mr.HeavyBall()))
@@ -709,6 +711,8 @@ def test_explain():
     assert "native     runs: torch.gru" in mr.GRU(3, 5).explain(x)
     assert "written by hand, on the filtered input" in mr.GRU(3, 5, momentum=mr.Nesterov()).explain(x)
     assert "runs: the drive and a recurrence in chunks" in mr.GRU(3, 5, momentum=mr.Adam()).explain(x)
+    factored = mr.RNN(3, 5, momentum=mr.Adam(), factored=True).explain(x)
+    assert "runs: the drive of all steps, then a recurrence in chunks" in factored
     assert "runs: a recurrence with a backward" in mr.RNN(3, 5, nonlinearity="modrelu").explain(x)
     forced = mr.GRU(3, 5, backend="reference").explain(x)
     assert "native     could: torch.gru" in forced

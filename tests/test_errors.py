@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 import momentumrnn as mr
 from momentumrnn import cells
+from momentumrnn.value_checks import check_integer
 
 NAN, INF = math.nan, math.inf
 BALL = mr.HeavyBall()
@@ -176,7 +177,7 @@ for name, error, parts, call in [
     ("Cell-momentum=0.9", TypeError, ("momentum", "0.9", "Momentum"), lambda: mr.GRUCell(3, 5, momentum=0.9)),
     ("LSTM-has-no-factored", TypeError, ("unexpected keyword", "'factored'"),
         lambda: mr.LSTM(3, 5, factored=True)),
-    ("factored-proj_size", ValueError, ("factored", "got True", "U is not square"),
+    ("factored-proj_size", ValueError, ("factored", "got True", "U is not square for proj_size=2"),
         lambda: mr.Recurrent(Square(), 3, 5, proj_size=2, factored=True)),
     ("Cell-factored", ValueError, ("factored", "got True", "U is not square", "LSTM()"),
         lambda: mr.RecurrentCell(cells.LSTM(), 3, 5, factored=True)),
@@ -243,6 +244,16 @@ for name, error, parts, call in [
     ("momentum-overrides", TypeError, ("Clip", "decay", "readout"),
         lambda: type("Clip", (mr.HeavyBall,), {"readout": lambda self, v, n: v})),
     ("momentum-on-2-D", ValueError, ("a should", "(T, B, G)", "(4, 3)"), lambda: mr.Nesterov()(x(4, 3))),
+    ("momentum-on-list", TypeError, ("a should", "Tensor", "list"), lambda: mr.Nesterov()([1.0])),
+    ("momentum-on-tuple", TypeError, ("state", "MomentumState", "tuple"),
+        lambda: mr.Nesterov()(x(4, 2, 3), (x(2, 3),))),
+    ("momentum-state-rows", ValueError, ("state.v", "(2, 3)", "(5, 3)"),
+        lambda: mr.Nesterov()(x(4, 2, 3), mr.Nesterov().start(5, 3, x()))),
+    ("Cell-packed", TypeError, ("input", "a Tensor", "PackedSequence"),
+        lambda: mr.GRUCell(3, 5)(pack_sequence([x(4, 3)]))),
+    ("hx-width", RuntimeError, ("hx[0]", "(1, 2, 5)", "(1, 2, 7)", "hidden_size=5"),
+        lambda: lstm()(x(4, 2, 3), (x(1, 2, 7), x(1, 2, 5)))),
+    ("integer-above", ValueError, ("n should", "from 1 to 8", "9"), lambda: check_integer("n", 9, 1, 8)),
 
     ("momentum-set-later", TypeError, ("momentum", "0.9", "a Momentum"), lambda: assigned(lstm())(x())),
     ("momentum-set-later-Cell", TypeError, ("momentum", "0.9", "a Momentum"),
@@ -345,7 +356,7 @@ for name, error, parts, call in [
     ("initial_state(2.0)", TypeError, ("batch_size", "2.0", "an integer"), lambda: gru().initial_state(2.0)),
     ("Cell-initial_state(-1)", ValueError, ("batch_size", "-1", "at least 1"),
         lambda: mr.GRUCell(3, 5).initial_state(-1)),
-    ("select-unbatched", ValueError, ("select", "unbatched State", "rows"),
+    ("select-unbatched", ValueError, ("select", "the State", "a batch axis", "unbatched one", "()"),
         lambda: gru().initial_state().select([0])),
     ("select(3)", TypeError, ("select", "rows", "got 3", "indices, a mask or a slice"),
         lambda: start().select(3)),

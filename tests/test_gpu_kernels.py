@@ -13,7 +13,7 @@ from torch import nn
 
 import momentumrnn as mr
 from momentumrnn import cells
-from momentumrnn.kernels import lstm_backward, lstm_forward, lstm_in_torch, op
+from momentumrnn.kernels import lstm_backward, lstm_by_reference, lstm_forward, op
 from momentumrnn.kernels.constants import MAX_HIDDEN
 from momentumrnn.kernels.operands import GROUP
 from momentumrnn.kernels.sizes import sizes_of
@@ -113,7 +113,7 @@ def evaluate(function, args, wants, grads, dtype):
 
 def exact(args, wants, grads):
     """Outputs and gradients by the definition in float64."""
-    return evaluate(lstm_in_torch.outputs, args, wants, grads, torch.float64)
+    return evaluate(lstm_by_reference.outputs, args, wants, grads, torch.float64)
 
 
 def fast(args, wants, grads):
@@ -273,7 +273,9 @@ def test_infinite_inputs(D):
     """They saturate gates, as in the definition."""
     args = inputs(20, 8, D, 64)
     args.x[0, 5, 3, 0], args.x[0, 6, 2, 1] = float("inf"), 3.4e38
-    want = lstm_in_torch.outputs(op.Inputs(*(t.double() if isinstance(t, torch.Tensor) else t for t in args)))
+    want = lstm_by_reference.outputs(
+        op.Inputs(*(t.double() if isinstance(t, torch.Tensor) else t for t in args))
+    )
     assert all(error(got, w) < NEAR for got, w in zip(op.lstm(*args)[:3], want[:3], strict=True))
 
 

@@ -19,7 +19,7 @@ from momentumrnn.kernels import (
     constants,
     launch,
     lstm_backward,
-    lstm_in_torch,
+    lstm_by_reference,
     momentum_backward,
     nvrtc,
     op,
@@ -67,10 +67,10 @@ PLAIN = dict.fromkeys(FLAGS, 0)
 COMBINED = [dict(zip(FLAGS, on, strict=True)) for on in product((0, 1), repeat=3) if sum(on) > 1]
 
 
-def further(file, extra, moment=0, table=0):
+def further(file, slices, form=0, table=0):
     if file != "lstm_forward":
         return {}
-    return {"EXTRA": extra, "KEEP": 1, "MOMENT": moment, "TABLE": table}
+    return {"INPUT_SLICES": slices, "KEEP": 1, "MOMENTUM_FORM": form, "TABLE": table}
 
 
 def shared_of_both(file, defines, static):
@@ -82,11 +82,13 @@ def shared_of_both(file, defines, static):
 def test_forward_compiles(ctas):
     """Without spills. At least two CTAs share a multiprocessor, three of small clusters."""
     every = [
-        further("lstm_forward", extra) | {"CTAS": ctas, "KEEP": keep} | PLAIN
-        for extra, keep in ((2, 1), (3, 1), (ctas % 2, ctas // 2 % 2))
+        further("lstm_forward", slices) | {"CTAS": ctas, "KEEP": keep} | PLAIN
+        for slices, keep in ((2, 1), (3, 1), (ctas % 2, ctas // 2 % 2))
     ]
     for defines, (taken, shared) in zip(every, compiled("lstm_forward", every), strict=True):
-        assert_fits(taken["lstm_forward"], shared, 128, 3 if ctas <= 4 and defines["EXTRA"] <= 2 else 2)
+        assert_fits(
+            taken["lstm_forward"], shared, 128, 3 if ctas <= 4 and defines["INPUT_SLICES"] <= 2 else 2
+        )
 
 
 @pytest.mark.parametrize("ctas", range(1, 9, 2))
@@ -106,12 +108,12 @@ def test_variants_compile(file, flag):
         assert shared_of_both(file, defines, shared) <= 113 << 10, defines
 
 
-@pytest.mark.parametrize("moment", [1, 2, 3])
-def test_moments_compile(moment):
+@pytest.mark.parametrize("form", [1, 2, 3])
+def test_moments_compile(form):
     """Without spills, however wide the input."""
     every = [
-        {"CTAS": ctas} | further("lstm_forward", extra, moment, table) | PLAIN
-        for ctas, extra, table in ((4, 3, 1), (8, 1, 1), (8, 2, 1), (8, 3, 0))
+        {"CTAS": ctas} | further("lstm_forward", slices, form, table) | PLAIN
+        for ctas, slices, table in ((4, 3, 1), (8, 1, 1), (8, 2, 1), (8, 3, 0))
     ]
     for taken, shared in compiled("lstm_forward", every):
         assert_fits(taken["lstm_forward"], shared, 128, 2)
@@ -217,7 +219,12 @@ def both(inputs, given=(True,) * op.OUTPUTS, needs=(True,) * op.TENSORS, rows=No
         for t, there in zip(found[:6], given, strict=True)
     ]
     got = backward(grads, (found[0], *found[6:]), inputs, needs)
-    return found, grads, got, (*lstm_in_torch.outputs(inputs), *lstm_in_torch.gradients(grads, inputs, needs))
+    return (
+        found,
+        grads,
+        got,
+        (*lstm_by_reference.outputs(inputs), *lstm_by_reference.gradients(grads, inputs, needs)),
+    )
 
 
 def error(got, want):
@@ -249,7 +256,7 @@ def assert_all_read(machine, T, B, H, parts=1):
     """The passes read all of what was made for them."""
     (forward,) = machine.launched("lstm_forward")
     backward = machine.launched("lstm_backward")
-    for name in ("weights", "low", "extra", "drive"):
+    for name in ("weights", "low", "narrow_input", "drive"):
         assert name not in forward or (forward[name].reads > 0).all()
     steps = sum(rows + 7 >> 3 for rows in T) if isinstance(T, list) else T * -(-B // 8)
     assert sum(launch["saved_gates"].reads for launch in backward).tolist() == [1] * (
@@ -428,7 +435,12 @@ def test_two_halves(monkeypatch, machine):
     H, C = 40, 2
     w_hh = normal(1, 4 * H, H) * normal(1, 4 * H, 1, scale=4).exp2()
     launcher = launch.Launcher(draw((H, 1, 1, 1)))
-    no_input = dict.fromkeys(("w_ih", "b_ih", "b_hh")) | {"extra": 0, "D": 0, "driven": 0, "plain": 0}
+    no_input = dict.fromkeys(("w_ih", "b_ih", "b_hh")) | {
+        "input_slices": 0,
+        "D": 0,
+        "filtered": 0,
+        "plain": 0,
+    }
     shared = {"own_hh": 1, "own_ih": 0, "own_b_ih": 0, "own_b_hh": 0}
     for name, count, slices, more in (
         ("pack_forward", C * 4 * 2 * C * 64, 2 * C, no_input | shared),
@@ -641,7 +653,7 @@ def test_input_is_nearly_float32(machine, monkeypatch, features, momentum, fine)
     inputs = draw((9, 3, 1, features), fine=fine, **more)
     inputs = inputs._replace(h0=0 * inputs.h0, c0=0 * inputs.c0)
     y, *_ = forward(inputs, False)
-    want = lstm_in_torch.outputs(inputs)[0]
+    want = lstm_by_reference.outputs(inputs)[0]
     assert_same(y, want, torch.float32)
     if fine:
         assert error([y], [want]) < 2e-7
@@ -656,7 +668,7 @@ def test_rounded(machine, monkeypatch):
     grads = [*(torch.randn_like(t) * rows for t in (y, h, c)), None, None, None]
     needs = [i in (0, 5, 6) for i in range(op.TENSORS)]
     got = backward(grads, (y, gates, cells, moments), inputs, needs)
-    want = lstm_in_torch.gradients(grads, inputs, needs)
+    want = lstm_by_reference.gradients(grads, inputs, needs)
     for found, sought in zip(got, want, strict=True):
         if sought.numel():
             assert_same(found / rows, sought / rows, "TF32")
@@ -674,7 +686,7 @@ def test_rounded_and_packed(machine, monkeypatch):
     for given in ((1,), (2,), (3,), (1, 2, 3)):
         grads = [torch.randn_like(t) * rows if i in given else None for i, t in enumerate((y, h, c, z))]
         got = backward([*grads, None, None], (y, *kept), inputs, needs)
-        want = lstm_in_torch.gradients([*grads, None, None], inputs, needs)
+        want = lstm_by_reference.gradients([*grads, None, None], inputs, needs)
         for found, sought in zip(got, want, strict=True):
             if sought.numel():
                 for b in range(5):
@@ -693,7 +705,7 @@ def test_gradients_that_grow(machine, monkeypatch):
     grads = None, torch.randn_like(h), torch.randn_like(c), None, None, None
     needs = [i in (0, 5, 6) for i in range(op.TENSORS)]
     got = backward(grads, (y, gates, cells, moments), inputs, needs)
-    want = lstm_in_torch.gradients(grads, inputs, needs)
+    want = lstm_by_reference.gradients(grads, inputs, needs)
     assert want[5].norm() > 2.0**20 * grads[1].norm()
     for i in (0, 5, 6):
         assert (got[i] - want[i]).norm() < 2e-3 * want[i].norm()
@@ -768,7 +780,7 @@ MUTANTS = {
         "(replica * total + start) * k.BLOCKS + (number ^ 1)",
     ),
     "inputs too early": ("me.wait_for_copies(k.AHEAD - 2)", "me.wait_for_copies(k.AHEAD - 1)"),
-    "rows of a lane": ("tile * 8 + 2 * q", "tile * 8 + q"),
+    "rows of a lane": ("tile * k.TILE + 2 * q", "tile * k.TILE + q"),
     "one buffer of slots": ("buffer * SLOTS", "0 * SLOTS"),
     "zeros in the other slots": ("SLOTS + (many * THREADS", "(many * THREADS"),
     "wrong phase of parts": (
@@ -791,23 +803,26 @@ MUTANTS = {
     "dy of the other step": ("here[buffer]", "here[buffer ^ 1]"),
     "cells of the wrong step": ("start + tile + end) * k.BLOCKS", "start + tile + end - 1) * k.BLOCKS"),
     "parts of A": ("2 * m + part % 2", "2 * m + part // 2"),
-    "gates of a CTA": ("column % 4, rank * 32 + column // 4", "column // 32, rank * 32 + column % 32"),
+    "gates of a CTA": (
+        "column % 4, rank * (k.WARPS * 8) + column // 4",
+        "column // 32, rank * 32 + column % 32",
+    ),
     "columns of the input": ("s * 16 + n // 2 * 2 + n % 2 * 8", "s * 16 + n * 2"),
     "h of the wrong step": ("every.of(t - 1, later)", "every.of(t, later)"),
-    "gates not woven": ("gate_unit % H * 4 + gate_unit // H", "gate_unit"),
+    "gates not interleaved": ("gate_unit % H * 4 + gate_unit // H", "gate_unit"),
     "decay of the wrong step": ("other = t + backwards", "other = t"),
 }
 # The same for a layer that is fine, packed and extrapolated, in chunks of time, as the kernels round.
 OTHERS = {
     "rows stored beyond their end": ("mine[1] & (not PACKED or t < ends[1])", "mine[1]"),
     "all rows end with the tile": ("mine[n] & (t + 1 == ends[n])", "mine[n] & (t + 1 == steps)"),
-    "input of another tile": ("+ start) * EXTRA * 32", "+ tile) * EXTRA * 32"),
+    "input of another tile": ("+ start) * INPUT_SLICES * 32", "+ tile) * INPUT_SLICES * 32"),
     "kept gates of another tile": ("(replica * total + start) * k.", "(replica * total + tile) * k."),
     "no more cells than gates": ("start + tile + end) * k.BLOCKS", "start + end) * k.BLOCKS"),
     "low parts of h for h": ("after * BUFFER + part * HIDDEN", "after * BUFFER + (1 - part) * HIDDEN"),
     "low parts of h not read": ("now * BUFFER + HIDDEN + i * 2", "now * BUFFER + i * 2"),
     "U_low of another slice": ("(2 * i + np.arange(4)[:, None]) * 512", "np.arange(4)[:, None] // 2 * 512"),
-    "low sums too large": ("z_low[FINE, m, :, e]) / k.LOW", "z_low[FINE, m, :, e])"),
+    "low sums too large": ("z_low[FINE, m, :, e]) / k.LOW_SCALE", "z_low[FINE, m, :, e])"),
     "one low sum": ("z_low[0, m, :, e] + z_low[FINE, m, :, e]", "z_low[0, m, :, e]"),
     "extrapolated z kept": ("old[n, gate] = one", "old[n, gate] = sums[gate]"),
     "j that never restarts": ("np.where(j[n] + 1 == every, 0, j[n] + 1)", "j[n] + 1"),
@@ -835,16 +850,19 @@ OTHERS = {
     "filter from the longest's end": ("steps - 1 - begin", "T - 1 - begin"),
     "input for another tile": ("starts[tile] if starts else tile * T", "tile"),
     "low operand beside the next": ("packed.store(eights, halves", "packed.store(0, halves"),
-    "parts of x by those of W": ('codes("w", self.fine)', 'codes("x", self.fine)'),
-    "W_low not woven": ("halves(half_rest(w / power))", "halves(0 * w)"),
+    "parts of x by those of W": ("self.k.FINE_PARTS_OF_W", "self.k.FINE_PARTS_OF_X"),
+    "W_low lost": ("halves(half_rest(w / power))", "halves(0 * w)"),
 }
 # The same for a momentum in gate space.
 MOMENTS = {
     "factors of gates": ("1.0 if plain else factor", "factor"),
-    "b_hh of a momentum": ("(k.MOMENT or not EXTRA) and bias", "not EXTRA and bias"),
+    "b_hh of a momentum": ("(k.MOMENTUM_FORM or not INPUT_SLICES) and bias", "not INPUT_SLICES and bias"),
     "decay of another row": ("decay[other_row]", "decay[0]"),
-    "decay of the step before": ("decay += decays if t + 1 < T else 0", "decay += decays if t > 0 else 0"),
-    "decays beyond the last": ("decay += decays if t + 1 < T else 0", "decay += decays"),
+    "decay of the step before": (
+        "decay += decay_columns if t + 1 < T else 0",
+        "decay += decay_columns if t > 0 else 0",
+    ),
+    "decays beyond the last": ("decay += decay_columns if t + 1 < T else 0", "decay += decay_columns"),
     "inputs of the next step too early": (
         "me.wait_for_copies(k.AHEAD - 3)",
         "me.wait_for_copies(k.AHEAD - 2)",
@@ -852,13 +870,16 @@ MOMENTS = {
     "input of the step before": ("receive(t + 1, coming_z)", "receive(t, coming_z)"),
     "inputs that add up": ("coming_z[:] = 0", "pass"),
     "half of the elements": ("range(8):\n            n, gate", "range(4):\n            n, gate"),
-    "moments of another row": ("saved_moments + n * H * k.MOMENTS", "saved_moments + n * k.MOMENTS"),
-    "moments of the first segment": ("saved_moments += states * k.MOMENTS", "pass"),
+    "moments of another row": (
+        "saved_moments + n * H * k.SAVED_MOMENTS",
+        "saved_moments + n * k.SAVED_MOMENTS",
+    ),
+    "moments of the first segment": ("saved_moments += states * k.SAVED_MOMENTS", "pass"),
     "moments of the step before": ("if k.KEEP and t % k.SPACING", "if k.KEEP and (t + 1) % k.SPACING"),
     "v0 of another row": ("(replica * own_v * B + row + n) * 4", "(replica * own_v * B + row) * 4"),
     "the last v a step ahead": (
-        "put(t)\n        if k.MOMENT:\n            advance(t + 1, coming_z)\n",
-        "if k.MOMENT:\n            advance(t + 1, coming_z)\n        put(t)\n",
+        "put(t)\n        if k.MOMENTUM_FORM:\n            advance(t + 1, coming_z)\n",
+        "if k.MOMENTUM_FORM:\n            advance(t + 1, coming_z)\n        put(t)\n",
     ),
     "s for the last n": ("rest * s[n, gate]", "s[n, gate]"),
     "n for s": ("if n0 else 0) / rest", "if n0 else 0)"),
@@ -920,11 +941,11 @@ def test_constants(ctas, fine):
     forward = emulator.constants("lstm_forward", **further("lstm_forward", 0), **flags)
     backward = emulator.constants("lstm_backward", **flags)
     # What is on its way fits: gates and cells of some steps, dy of eight.
-    assert backward.AHEAD * backward.PARTS * 20 + 8 * 8 <= backward.INPUTS
+    assert backward.AHEAD * backward.PARTS * 20 + 8 * 8 == backward.INPUT_BYTES
     assert forward.UNITS == backward.UNITS == constants.WARPS * constants.TILE
     assert cluster_size(forward.WIDTH) == ctas
     assert constants.MAX_HIDDEN == 8 * forward.UNITS
-    shared = ("WARPS", "SPACING", "INPUTS", "FILTER_THREADS", "MOMENTUM_THREADS", "STEP_UNITS", "LOW")
+    shared = vars(emulator.constants("common")).keys() - {"LOG2E"}
     assert all(getattr(constants, name) == getattr(forward, name) for name in shared)
     # All of it, static and dynamic, on a multiprocessor of 227 KB: of three CTAs, or of two that are fine.
     for file, k in (("lstm_forward", forward), ("lstm_backward", backward)):
@@ -932,3 +953,9 @@ def test_constants(ctas, fine):
         static["barriers"] *= 8
         taken = shared_of_both(file, further("lstm_forward", 0) | flags, sum(static.values()))
         assert (2 if fine else 3) * taken <= 227 << 10
+
+
+def test_columns_of_parts():
+    """The columns of a feature, and those with its largest part, the next and the smallest."""
+    assert momentum_backward.PARTS_FOR_DX == {True: (6, (0, 1, 3)), False: (3, (0, 2))}
+    assert momentum_backward.PARTS_FOR_DW == {True: (6, (0, 2, 4)), False: (3, (0, 1))}

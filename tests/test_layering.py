@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent / PACKAGE
 # The library from the bottom up: a module imports from the lines above its own, never from its own line.
 KERNELS = [
     "kernels.constants kernels.inputs kernels.nvrtc kernels.overlap",
-    "kernels.sizes kernels.lstm_in_torch",
+    "kernels.sizes kernels.lstm_by_reference",
     "kernels.launch",
     "kernels.operands kernels.lstm_step",
     "kernels.lstm_forward kernels.momentum_backward",
@@ -286,7 +286,7 @@ def test_what_the_order_means():
     for name in (n for line in LIBRARY for n in line.split()):
         assert not {n for n in allowed(name) if within(n, "bench experiments cli __main__")}
     # The operator's form in plain torch uses the one definition.
-    assert {"backends.reference", "momentum", "cells"} <= allowed("kernels.lstm_in_torch")
+    assert {"backends.reference", "momentum", "cells"} <= allowed("kernels.lstm_by_reference")
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import momentumrnn as mr
-from momentumrnn.momentum import learned
+from momentumrnn.momentum import tensor_fields
 
 F64 = torch.float64
 H = 4
@@ -76,7 +76,7 @@ def rows(tensor, of):
 def assert_oracle(kind, cell, net, x, state=None, lengths=None):
     """Outputs, states, and all gradients, those of mu and step too, are the oracle's."""
     got, (_, decay, rest) = call(net, x, state, lengths), KINDS[kind]
-    tensors, wide = learned(net.momentum), net.cell.gates * net.hidden_size
+    tensors, wide = tensor_fields(net.momentum), net.cell.gates * net.hidden_size
     mu, step = (rows(tensors[name], wide) if name in tensors else None for name in ("mu", "step"))
     out, hidden, (v, n, k) = oracle.run(
         x,
@@ -281,7 +281,7 @@ def test_state_dict():
         other.load_state_dict(nn.LSTM(3, H).state_dict())
     other.load_state_dict({n: p.clone() * 0.5 for n, p in net.state_dict().items()}, assign=True)
     assert torch.equal(other.momentum.mu, net.momentum_mu * 0.5)
-    assert learned(other.momentum)["mu"] is other.momentum_mu
+    assert tensor_fields(other.momentum)["mu"] is other.momentum_mu
 
 
 @pytest.mark.parametrize("way", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])

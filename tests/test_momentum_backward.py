@@ -22,7 +22,7 @@ class Case:
     """What a call may have. `shared`: names of inputs that all replicas have in common."""
 
     features: int = 1
-    moment: int = 2  # 1: v alone; 2: over sqrt(n + eps²); 3: over sqrt(n) + eps
+    form: int = 2  # 1: v alone; 2: over sqrt(n + eps²); 3: over sqrt(n) + eps
     fades: str = "one"  # the decays: "one" for all rows of a step, of "rows", or "mu" of each channel
     gain: bool = False
     bias: bool = True
@@ -32,7 +32,7 @@ class Case:
     replicas: int = 1
     shared: tuple[str, ...] = ()
     chunks: tuple[int, ...] = (0,)  # where they begin, in the order of time
-    passed: bool = True  # whether da is wanted
+    writes_da: bool = True
     fine: bool = True
     channels: int = 2  # of a thread
     eps: float = 1e-3
@@ -44,15 +44,15 @@ class Case:
 
     @property
     def second(self):
-        return self.moment > 1
+        return self.form > 1
 
     @property
     def kind(self):
         """What the kernel is compiled for."""
         table = self.fades != "mu"
         return {
-            "FEATURES": self.features, "MOMENT": self.moment, "PACKED": int(self.lengths is not None),
-            "TABLE": int(table), "LEARNED": int(self.gain or not table), "PASSED": int(self.passed),
+            "FEATURES": self.features, "MOMENTUM_FORM": self.form, "PACKED": int(self.lengths is not None),
+            "TABLE": int(table), "LEARNED": int(self.gain or not table), "WRITES_DA": int(self.writes_da),
             "FINE": int(self.fine), "CHANNELS": self.channels,
         }  # fmt: skip
 
@@ -121,7 +121,7 @@ def reference(case, given, g, last, dtype=F64):
     for t in range(T):
         if t % SPACING == 0:
             there = case.rows[t].view(-1, 1, 1, 1)
-            moments = [v, n / (1 - case.beta)][: case.moment]
+            moments = [v, n / (1 - case.beta)][: case.form]
             kept.append(torch.stack([weave(one) for one in moments], -2).where(there, torch.nan))
         d = decay[t].view(-1, 1) if mu is None else mu.unsqueeze(1)
         now = case.rows[t].view(-1, 1)
@@ -129,14 +129,14 @@ def reference(case, given, g, last, dtype=F64):
         z = v
         if case.second:
             n = torch.where(now, case.beta * n + (1 - case.beta) * a[:, t] ** 2, n)
-            z = v / ((n + case.eps**2).sqrt() if case.moment == 2 else n.sqrt() + case.eps)
+            z = v / ((n + case.eps**2).sqrt() if case.form == 2 else n.sqrt() + case.eps)
         loss = loss + (z * g[:, t].to(dtype) * now).sum()
     lasts = [v, n][: 1 + case.second]
     loss = loss + sum((one * grad.to(dtype)).sum() for one, grad in zip(lasts, last, strict=True))
     names = [name for name, t in leaves.items() if t is not None and name not in ("x", "decay")]
     grads = torch.autograd.grad(loss, [a, *(leaves[name] for name in names)])
     grads = dict(zip(["a", *names], grads, strict=True))
-    if not case.passed:
+    if not case.writes_da:
         del grads["a"]
     return torch.stack(kept, 1).detach(), grads
 
@@ -177,7 +177,8 @@ def run(case, given, gradient, last, kept, kernel, device="cpu", real=F64, half=
         **{name: place(given[name]) for name in ("decay", "mu", "gain")},
         "begins": place(begins, torch.int32) if packed else None,
         "lengths": place(case.steps, torch.int32) if packed else None,
-        "T": T, "B": B, "H": H, "N": N, "decays": 1 if given["decay"] is None else given["decay"].shape[1],
+        "T": T, "B": B, "H": H, "N": N,
+        "decay_columns": 1 if given["decay"] is None else given["decay"].shape[1],
         "own_x": int(R > 1 and len(x) == R),
         **{
             f"own_{name}": int(R > 1 and case.number(letter) == R)
@@ -210,7 +211,7 @@ def run(case, given, gradient, last, kept, kernel, device="cpu", real=F64, half=
             buffer[:, :count] = place(weave(t) if t.dim() > 2 else t, dtype)
             return buffer
 
-        da = new(R, room, 2 + case.fine, H, 4, dtype=bfloat) if case.passed else None
+        da = new(R, room, 2 + case.fine, H, 4, dtype=bfloat) if case.writes_da else None
         backward(*case.launch, inputs | {
             "saved": kept, "dz": chunk(high, half), "dz_low": chunk(low, half) if case.fine else None,
             "scales": chunk(power, real), "dv": carried[0], "dn": carried[1], "sums": sums, "da": da,
@@ -228,7 +229,7 @@ def run(case, given, gradient, last, kept, kernel, device="cpu", real=F64, half=
         for name, d in grads.items()
         if given[name] is not None
     }
-    if case.passed:
+    if case.writes_da:
         grads["a"] = padded(found)
     return grads
 
@@ -246,13 +247,14 @@ def cases():
     shared = (), ("x",), ("w", "b", "state")
     chunks = (0,), (0, 16, 32), (0, 32), (0, 16)
     every = product(FEATURES, (1, 2, 3), ("one", "rows", "mu"), (False, True))
-    for i, (features, moment, fades, gain) in enumerate(every):
+    for i, (features, form, fades, gain) in enumerate(every):
         yield Case(
-            features, moment, fades, gain,
+            features, form, fades, gain,
             bias=i % 5 != 2, state=i // 7 % 2 == 0, last=i % 7 != 3,
             lengths=ROWS if (i + i // 2) % 2 else None,
             replicas=1 + i % 4 // 2, shared=shared[i % 3 if i % 4 > 1 else 0],
-            chunks=chunks[i // 5 % 4], passed=i % 4 != 3, fine=i // 3 % 2 == 0, channels=1 + (i + i // 6) % 2,
+            chunks=chunks[i // 5 % 4], writes_da=i % 4 != 3, fine=i // 3 % 2 == 0,
+            channels=1 + (i + i // 6) % 2,
         )  # fmt: skip
     for fades in "one", "rows", "mu":
         yield Case(2, fades=fades, gain=True, state=True, lengths=ROWS, replicas=2, shared=("mu", "gain"))
@@ -260,8 +262,8 @@ def cases():
     yield Case(1, 1, T=1, B=1, H=1, fine=False)
     yield Case(3, T=16, B=33, H=1, fine=False)
     yield Case(4, T=17, B=1, H=33, state=True, lengths=(17,), chunks=(0, 16))
-    yield Case(5, T=8, gain=True, passed=False)
-    yield Case(2, T=9, lengths=(9, 9, 9, 2, 2, 2, 1), passed=False)
+    yield Case(5, T=8, gain=True, writes_da=False)
+    yield Case(2, T=9, lengths=(9, 9, 9, 2, 2, 2, 1), writes_da=False)
 
 
 CASES = list(cases())
@@ -269,13 +271,13 @@ CASES = list(cases())
 
 def name(case):
     flags = [flag.lower() for flag in ("PACKED", "LEARNED") if case.kind[flag]]
-    return "-".join([f"{case.features}-{case.moment}", case.fades, *flags])
+    return "-".join([f"{case.features}-{case.form}", case.fades, *flags])
 
 
 # Of flags: a channel's own decays are learned.
 KINDS = [
-    {"MOMENT": moment, "PACKED": packed, "TABLE": table, "LEARNED": learned}
-    for moment, packed, table, learned in product((1, 2, 3), (0, 1), (0, 1), (0, 1))
+    {"MOMENTUM_FORM": form, "PACKED": packed, "TABLE": table, "LEARNED": learned}
+    for form, packed, table, learned in product((1, 2, 3), (0, 1), (0, 1), (0, 1))
     if table or learned
 ]
 
@@ -329,17 +331,17 @@ STACK, MOST = 16, 64  # bytes, and where a thread has the most numbers
 @pytest.mark.parametrize("features", FEATURES)
 def test_compiles(features):
     """With a small stack at most; at least two blocks share a multiprocessor."""
-    # Where a is given, da is always wanted.
+    # Where a is given, da is always written.
     every = [
         {"FEATURES": features}
         | kind
-        | {"PASSED": int(features == 0 or i % 2), "FINE": i // 3 % 2}
+        | {"WRITES_DA": int(features == 0 or i % 2), "FINE": i // 3 % 2}
         | {"CHANNELS": 1 + (i + i // 4) % 2}
         for i, kind in enumerate(KINDS)
     ]
     for defines, (taken, shared) in zip(every, compiled("momentum_backward", every), strict=True):
         (one,) = taken.values()
-        most = features == 15 and defines["MOMENT"] > 1 and defines["LEARNED"]
+        most = features == 15 and defines["MOMENTUM_FORM"] > 1 and defines["LEARNED"]
         assert one.stack <= (MOST if most else STACK), (defines, one)
         one = one._replace(stack=0, spill_stores=0, spill_loads=0)
         assert_fits(one, shared, emulator.constants("momentum_backward", **defines).THREADS, 2)

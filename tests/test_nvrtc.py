@@ -87,7 +87,7 @@ def test_resources(log):
 
 
 def test_missing_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(nvrtc, "_places", lambda: ["/nowhere/libnvrtc.so.13"])
+    monkeypatch.setattr(nvrtc, "_candidate_paths", lambda: ["/nowhere/libnvrtc.so.13"])
     monkeypatch.setattr(nvrtc, "_nvrtc", nvrtc._nvrtc.__wrapped__)
     for version, wheel in [(None, "nvidia-cuda-nvrtc"), ("12.8", "nvidia-cuda-nvrtc-cu12")]:
         monkeypatch.setattr(torch.version, "cuda", version)
@@ -99,7 +99,7 @@ def test_missing_says_what_to_install(monkeypatch):
 
 
 @pytest.mark.skipif(nvrtc.WINDOWS, reason="the names are those of Linux")
-def test_places(tmp_path, monkeypatch):
+def test_candidate_paths(tmp_path, monkeypatch):
     """The version of torch's CUDA comes first, else the newest; NVRTC's other halves are not taken for it."""
     for name in ("cu13/lib/libnvrtc.so.13", "cuda_nvrtc/lib/libnvrtc.so.12"):
         file = tmp_path / "nvidia" / name
@@ -109,10 +109,10 @@ def test_places(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     for version, first in [(None, "13"), ("13.0", "13"), ("12.6", "12")]:
         monkeypatch.setattr(torch.version, "cuda", version)
-        places = nvrtc._places()
-        assert sum(str(tmp_path) in place for place in places) == 2
-        assert places[0].endswith(f"libnvrtc.so.{first}")
-        assert {"libnvrtc.so.12", "libnvrtc.so.13"} <= set(places)
+        paths = nvrtc._candidate_paths()
+        assert sum(str(tmp_path) in path for path in paths) == 2
+        assert paths[0].endswith(f"libnvrtc.so.{first}")
+        assert {"libnvrtc.so.12", "libnvrtc.so.13"} <= set(paths)
 
 
 def test_cache_round_trip(cache, compiled):

@@ -3,8 +3,8 @@
 import inspect
 from pathlib import Path
 
-import paper_stub
 import pytest
+import write_paper_stub
 from mypy import api
 
 import momentumrnn as mr
@@ -36,16 +36,16 @@ EXPECTED = [
 
 
 def test_the_stub_is_what_its_generator_writes():
-    """Else: python tests/paper_stub.py > momentumrnn/paper_names.pyi"""
-    assert (ROOT / "paper_names.pyi").read_text() == paper_stub.stub()
+    """Else: python tests/write_paper_stub.py > momentumrnn/paper_names.pyi"""
+    assert (ROOT / "paper_names.pyi").read_text() == write_paper_stub.stub()
 
 
 def test_the_stub_has_all_names():
-    assert len(paper_stub.names()) == 30
-    assert set(paper_stub.names()) <= set(mr.__all__)
+    assert len(write_paper_stub.names()) == 30
+    assert set(write_paper_stub.names()) <= set(mr.__all__)
 
 
-@pytest.mark.parametrize("name", paper_stub.names())
+@pytest.mark.parametrize("name", write_paper_stub.names())
 def test_signatures_at_runtime(name):
     """The arguments of the layer and of the momentum, the paper's letters, and what comes back."""
     function = getattr(mr, name)

@@ -16,10 +16,10 @@ benchmark = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(benchmark)
 
 PLAIN = {"CTAS": 4, "FINE": 0, "PACKED": 0, "EXTRAPOLATED": 0}
-FORWARD = PLAIN | {"EXTRA": 1, "KEEP": 1}
+FORWARD = PLAIN | {"INPUT_SLICES": 1, "KEEP": 1}
 EVERY = [
-    ("lstm_forward", FORWARD | {"MOMENT": 0, "TABLE": 0}),
-    ("lstm_forward", FORWARD | {"MOMENT": 2, "TABLE": 1}),
+    ("lstm_forward", FORWARD | {"MOMENTUM_FORM": 0, "TABLE": 0}),
+    ("lstm_forward", FORWARD | {"MOMENTUM_FORM": 2, "TABLE": 1}),
     ("lstm_backward", PLAIN),
 ]
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..cells import Weights
-from ..momentum import MomentumState, wide
+from ..momentum import MomentumState, autocast_enabled, moments_dtype
 from ..packing import lengths
 from ..torch_internals import stands_for_many
 from . import double_backward, reference
@@ -23,8 +23,8 @@ from .chunked_steps import Piece, Steps, steps_of
 from .stack import Network, Result
 from .time_chunks import Scratch, Track, chunks, last_rows, rows_of
 
-# From this number of features on, W x is kept for the backward, which else computes it once more.
-KEPT_FEATURES = 64
+# With at least so many features the forward saves W x. With fewer the backward computes it again.
+MIN_FEATURES_TO_SAVE_GATE_INPUTS = 64
 
 
 class Spec(NamedTuple):
@@ -42,8 +42,8 @@ class Spec(NamedTuple):
 class Inputs(NamedTuple):
     """The tensors that a layer computes from.
 
-    x: (N, D), or the gate inputs a, (N, G), if w is None; w, b: W and b_ih; u, b_hh: U and its bias; v, n, k:
-    of the momentum's state, if one came; hidden: (B, H) each.
+    x: (N, D), or the gate inputs a, (N, G), if w is None. w, b: W and b_ih. u, b_hh: U and its bias. v, n, k:
+    the state of the momentum, or None. hidden: (B, H) each.
     """
 
     x: Tensor
@@ -69,7 +69,7 @@ class Saved(NamedTuple):
     """What the forward keeps for the backward.
 
     states: after each step, (N, H) each; activations: see `Steps.saved_widths`; gate_inputs: a, (N, G), if it
-    is kept; starts: v and n before each chunk, in turns.
+    is kept; starts: v and n before each chunk, as v, n, v, n, ...
     """
 
     inputs: Inputs
@@ -110,9 +110,9 @@ def layer(
     moments: MomentumState | None,
     decays: Sequence[Tensor] = (),
 ) -> Result:
-    """See `stack.Layer`. The momentum is None, or has a second moment, numbers for its rates, and `decays`.
+    """One layer, see `stack.Layer`; w.hr must be None.
 
-    w.hr must be None.
+    The momentum is None, or has a second moment and numbers for mu and step. decays: its decay at each step.
     """
     m, rates = net.momentum, None
     if m is not None:
@@ -141,9 +141,7 @@ def _apply(net: Network, sizes: Sequence[int], rates: Rates | None, inputs: Inpu
     steps = steps_of(net.cell)
     assert steps is not None
     device_type = inputs.x.device.type
-    casts = (
-        device_type != "meta" and inputs.x.dtype != torch.float64 and torch.is_autocast_enabled(device_type)
-    )
+    casts = inputs.x.dtype != torch.float64 and autocast_enabled(inputs.x.device)
     if casts:
         inputs = _cast(inputs, torch.get_autocast_dtype(device_type))
     tensors = inputs.flatten()
@@ -206,10 +204,10 @@ def _forward(spec: Spec, inputs: Inputs, training: bool) -> tuple[tuple[Tensor, 
     starts: list[Tensor] = []
     gate_inputs = None
     if rates is not None:
-        zeros = u.new_zeros(spec.sizes[0], gates, dtype=wide(x.dtype))
+        zeros = u.new_zeros(spec.sizes[0], gates, dtype=moments_dtype(x.dtype))
         running = [zeros.clone() if m is None else m.clone() for m in (v_0, n_0)]
         wide_scratch = Scratch(most_rows, zeros)
-        if training and x.shape[1] >= KEPT_FEATURES:
+        if training and x.shape[1] >= MIN_FEATURES_TO_SAVE_GATE_INPUTS:
             gate_inputs = _allocate(x, len(x), gates)
     for chunk in all_chunks:
         rows = rows_of(chunk)
@@ -243,7 +241,7 @@ def _backward(
     d_x = torch.empty_like(x) if needed[0] else None
     # Sums over all of time: in 16 bits a long sum would stop growing.
     d_w, d_b, d_u, d_b_hh = sums = [
-        torch.zeros_like(cast(Tensor, p), dtype=wide(x.dtype)) if need else None
+        torch.zeros_like(cast(Tensor, p), dtype=moments_dtype(x.dtype)) if need else None
         for p, need in zip((w, b, u, b_hh), needed[1:5], strict=True)
     ]
     scratch = Scratch(most_rows, x)

@@ -2,7 +2,7 @@
 
     v_t = decay_t v_{t-1} + step a_t,     n_t = beta n_{t-1} + (1 - beta) a_t²,     drive_t = v_t r_t
 
-with r = 1 / sqrt(n + eps²), or 1 / (sqrt(n) + eps). Knows no cell.
+with r = 1 / sqrt(n + eps²), or 1 / (sqrt(n) + eps). `rows` are all rows of one chunk. Knows no cell.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..momentum import narrow
+from ..momentum import cast_in_range
 from .time_chunks import Chunk, Scratch, first_rows, split_steps
 
 
@@ -34,15 +34,15 @@ class Rates(NamedTuple):
 
 
 def drive_(rates: Rates, chunk: Chunk, inputs: Tensor, running: Sequence[Tensor], scratch: Scratch) -> None:
-    """Replace the gate inputs of a chunk, (L, G), by its drive.
+    """Replace the gate inputs of a chunk, (rows, G), by its drive.
 
-    running: v and n before the chunk, (B, G) each. They are left as those after each row's last step in it.
+    running: v and n, (B, G) each: before the chunk on entry, after each row's last step in it on return.
     """
     a = inputs.to(running[0].dtype)
     v, n, r = _moments(rates, chunk, a, running, a, scratch)
     for after, moment in zip((v, n), running, strict=True):
         _carry(chunk, after, moment)
-    drive = narrow(v.mul_(r), inputs.dtype)
+    drive = cast_in_range(v.mul_(r), inputs.dtype)
     if drive is not inputs:
         inputs.copy_(drive)
 
@@ -56,15 +56,15 @@ def drive_backward(
     carried: Sequence[Tensor],
     scratch: Scratch,
 ) -> Tensor:
-    """The gradient of a chunk's gate inputs, from that of its drive, grad, (L, G).
+    """The gradient of a chunk's gate inputs, from that of its drive, grad, (rows, G).
 
-    before: v and n before the chunk; carried: the gradients of v and n, (B, G) each. They come as those after
-    the chunk's last step and are left as those before its first.
+    before: v and n before the chunk. carried: the gradients of v and n, (B, G) each: after the chunk's last
+    step on entry, before its first on return.
     """
     a = inputs.to(before[0].dtype)
     v, n, r = _moments(rates, chunk, a, before, scratch("v", *a.shape), scratch)
     drive, d_v = v.mul_(r), torch.mul(grad, r, out=scratch("d_v", *a.shape))
-    # A drive too large for the layer's dtype was held at the largest number, so it has no gradient.
+    # `cast_in_range` clamped a drive that was too large for the layer's dtype, so its gradient is 0.
     if grad.dtype != a.dtype:
         d_v.mul_(drive.abs() <= torch.finfo(grad.dtype).max)
     # The derivative of v r by n is -v r³ / 2, or -v r² / (2 sqrt(n)) where eps is outside the root.
@@ -111,7 +111,7 @@ def _adjoint_scan_(chunk: Chunk, grad: Tensor, carried: Tensor, factors: Sequenc
 
 
 def _carry(chunk: Chunk, after: Tensor, running: Tensor) -> None:
-    """Set each row of `running`, (B, G), to its last one in a chunk. after: each step's, (L, G)."""
+    """Set each row of `running`, (B, G), to its last one in a chunk. after: each step's, (rows, G)."""
     start, done = chunk[0].begin, 0
     for span in reversed(chunk):
         if span.rows > done:

@@ -1,6 +1,7 @@
 """The steps of LSTM, GRU and Elman cells over one chunk of time, forward and backward, without autograd.
 
-Knows neither x nor momentum. Each step is a matrix product and a few operations in place.
+Knows neither x nor momentum. Each step is a matrix product and a few operations in place. In shapes, `rows`
+are all rows of the chunk.
 """
 
 from abc import ABC, abstractmethod
@@ -13,6 +14,7 @@ from torch import Tensor
 from ..cells import GRU, LSTM, Cell, Elman
 from .time_chunks import Chunk, Scratch, Track, backwards, first_rows, forwards
 
+# The backward functions of aten write into tensors that are given; those of autograd make new ones.
 _aten = torch.ops.aten
 
 
@@ -32,7 +34,7 @@ class Piece(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Gradients of a chunk, row by row: of the drive, of U h + b_hh, and of b_hh, (L, G) each."""
+    """Gradients of a chunk, row by row: of the drive, of U h + b_hh, and of b_hh, (rows, G) each."""
 
     drive: Tensor
     products: Tensor
@@ -51,14 +53,14 @@ class Steps(ABC):
 
     @abstractmethod
     def forward(self, piece: Piece, drive: Tensor) -> None:
-        """Fill the chunk's rows of `tracks` and `saved`. drive: (L, G), is overwritten."""
+        """Fill the chunk's rows of `tracks` and `saved`. drive: (rows, G), is overwritten."""
 
     @abstractmethod
     def backward(self, piece: Piece, grad: Tensor, carried: Sequence[Tensor]) -> Gradients:
-        """Gradients from that of the chunk's outputs, grad, (L, H).
+        """Gradients from that of the chunk's outputs, grad, (rows, H).
 
-        carried: the gradient of each tensor of the state, (B, H). It comes as that after the chunk's last
-        step and is left as that before its first.
+        carried: the gradient of each tensor of the state, (B, H): after the chunk's last step on entry,
+        before its first on return.
         """
 
 
@@ -97,7 +99,7 @@ class LSTMSteps(Steps):
         rows, size = g.shape
         i, f, o = ifo.chunk(3, 1)
         slope_c = _aten.tanh_backward.grad_input(o, tanh, grad_input=scratch("slope_c", rows, size))
-        # Of c by the inputs of i, f and g, and of h by the input of o.
+        # The slopes of c by the gate inputs of i, f and g, and of h by that of o.
         slopes, d_gates = scratch("slopes", rows, 4, size), scratch("d_gates", rows, 4, size)
         _aten.sigmoid_backward.grad_input(g, i, grad_input=slopes[:, 0])
         _aten.sigmoid_backward.grad_input(c.before_steps(chunk), f, grad_input=slopes[:, 1])
@@ -117,6 +119,8 @@ class LSTMSteps(Steps):
 
 
 class GRUSteps(Steps):
+    """See `cells.GRU`."""
+
     saved_widths = (3, 1)  # r z and U_n h + b_hn, n
 
     def forward(self, piece: Piece, drive: Tensor) -> None:
@@ -136,7 +140,7 @@ class GRUSteps(Steps):
         chunk, u, _, (h,), (products, n), scratch = piece
         rows, size = n.shape
         r, z, u_n = products.chunk(3, 1)
-        # Of h by the inputs of r and z and by U_n h + b_hn; and, apart, by the input of n.
+        # The slopes of h by the gate inputs of r and z and by U_n h + b_hn. slope_n: by the gate input of n.
         slopes, slope_n = scratch("slopes", rows, 3, size), scratch("slope_n", rows, size)
         _aten.tanh_backward.grad_input(torch.rsub(z, 1), n, grad_input=slope_n)
         _aten.sigmoid_backward.grad_input(u_n, r, grad_input=slopes[:, 0])

@@ -14,15 +14,23 @@ from ..kernels import launch, nvrtc, op
 from ..kernels.constants import MAX_HIDDEN
 from ..kernels.inputs import Inputs
 from ..kernels.sizes import slices_of_input
-from ..momentum import MOMENTA, Adam, HeavyBall, Momentum, MomentumState, count, learned, wide
-from ..packing import at_last_steps, lengths, pack, pad, rectangular
+from ..momentum import (
+    MOMENTA,
+    Adam,
+    HeavyBall,
+    Momentum,
+    MomentumState,
+    moments_dtype,
+    step_indices,
+    tensor_fields,
+)
+from ..packing import all_equal, at_last_steps, lengths, pack, pad
 from ..torch_internals import (
     constant_when_compiled,
     dispatch_mode_active,
     exporting,
     forward_mode_active,
     is_mapped,
-    recurrent_precision,
     transforms_active,
 )
 from .stack import Network, Result, stack
@@ -34,7 +42,7 @@ _decay_tables: dict[tuple[Momentum, int, torch.device, torch.dtype], Tensor] = {
 _CONSTANT_DECAYS = HeavyBall.decay, Adam.decay
 
 
-def supports(net: Network, sizes: Sequence[int]) -> str:
+def refusal(net: Network, sizes: Sequence[int]) -> str:
     w = net.weights[0]
     if type(net.cell) not in (LSTM, ExtrapolatedLSTM):
         return f"{type(net.cell).__name__} has no fused kernels"
@@ -54,6 +62,7 @@ def supports(net: Network, sizes: Sequence[int]) -> str:
     rows = len(sizes) * sizes[0]
     if rows == 0:
         return "the batch is empty"
+    # A feature has 6 columns at most, see `input_columns`: one more feature, three ones, rounded up to 8.
     if max(rows, gates) * max(gates, 6 * widest + 17) >= 1 << 31:
         return "the input is too large for indices of 32 bits"
     if forward_mode_active():
@@ -68,7 +77,7 @@ def describe(net: Network, sizes: Sequence[int]) -> str:
     text = f"fused kernels, {'operands in two 16-bit parts' if fine else '16-bit operands'}, sums in float32"
     if m is not None and not _operator_takes(m, net.weights[0].hh[:, 0]):
         return f"{text}; the drive by torch first"
-    in_gates = m is not None and (not m.commutes or bool(learned(m)))
+    in_gates = m is not None and (not m.commutes or bool(tensor_fields(m)))
     filtered = m is not None and not in_gates
     if any(not slices_of_input(w.ih.shape[1] + (filtered and w.b_ih is not None), fine) for w in net.weights):
         text += "; W x of a wide input by a product of its own"
@@ -76,11 +85,11 @@ def describe(net: Network, sizes: Sequence[int]) -> str:
 
 
 def _operator_takes(m: Momentum, like: Tensor) -> bool:
-    """Whether the operator can take the momentum, as far as its first decay tells."""
-    if type(m) in MOMENTA or ("mu" in learned(m) and type(m).decay in _CONSTANT_DECAYS):
+    """Whether the operator can take the momentum, as far as its first decay tells. like: (G,)."""
+    if type(m) in MOMENTA or ("mu" in tensor_fields(m) and type(m).decay in _CONSTANT_DECAYS):
         return True
     with torch.enable_grad():
-        decay = m.decays(count(None, 1, like.device), like)
+        decay = m.decays(step_indices(None, 1, like.device), like)
     return not decay.requires_grad and decay.shape[-1] == 1
 
 
@@ -142,10 +151,10 @@ def _evaluate(
     fine: bool,
 ) -> Result:
     """`_layer_of_one_replica` in float32 at least. dtype: of y and of the final hidden state."""
-    m, base = net.momentum, wide(w.hh.dtype)
+    m, base = net.momentum, moments_dtype(w.hh.dtype)
     w = Weights(*(None if p is None else p.to(base) for p in w))  # type: ignore[arg-type]
     x, hidden = x.to(base), [h.to(base) for h in hidden]
-    equal = rectangular(sizes)
+    equal = all_equal(sizes)
     options: dict[str, Any] = {"fine": fine, "sizes": () if equal else list(sizes)}
     sign = 1.0
     if isinstance(net.cell, ExtrapolatedLSTM):
@@ -193,7 +202,7 @@ def _momentum_inputs(
 
     sign: a factor on the drive. It is applied to v, also to that of the state, and not to n.
     """
-    tensors, gates = learned(m), w.hh.shape[0]
+    tensors, gates = tensor_fields(m), w.hh.shape[0]
     # For each gate row, (1, 4H).
     of_rows = {
         name: t.to(x.dtype).reshape(-1).repeat_interleave(gates // t.numel()).unsqueeze(0)
@@ -224,7 +233,7 @@ def _drive_by_torch(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The last v and n, (B, G), and the drive of all steps, in plain PyTorch."""
     a = linear(x, w.ih, w.b_ih)
-    equal = rectangular(sizes)
+    equal = all_equal(sizes)
     v, n = m.moments(a if equal else pad(a, sizes), moments)
     last_v, last_n = at_last_steps(v, sizes), at_last_steps(n, sizes)
     if not equal:
@@ -236,11 +245,11 @@ def _untracked_decays(
     m: Momentum, steps: int, x: Tensor, like: Tensor, moments: MomentumState | None
 ) -> Tensor | None:
     """The decay of each step, (T, 1) or (T, B), or None if it may have a gradient or vmap's axis."""
-    if type(m) in MOMENTA and moments is None and not learned(m):
+    if type(m) in MOMENTA and moments is None and not tensor_fields(m):
         return _decays_from_table(m, steps, x)
     if transforms_active() and type(m) not in MOMENTA:
         return None
-    k = count(moments and moments.k, steps, x.device)
+    k = step_indices(moments and moments.k, steps, x.device)
     decay = m.decays(k, like)
     if decay.requires_grad or decay.shape[-1] != 1:
         return None
@@ -299,5 +308,5 @@ def _gpu_refusal(device: torch.device) -> str:
 @constant_when_compiled
 def _fine_products(dtype: torch.dtype) -> bool:
     """Whether torch is set to multiply float32 in recurrent layers as float32, and not as TF32."""
-    precise = recurrent_precision() != "tf32"
+    precise = torch.backends.cudnn.rnn.fp32_precision != "tf32"  # type: ignore[attr-defined]
     return dtype == torch.float32 and precise and not torch.is_autocast_enabled("cuda")

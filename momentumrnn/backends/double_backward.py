@@ -20,12 +20,12 @@ def gradients(
     """The gradients of those inputs that need one, from those of the outputs. They can be differentiated."""
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        # An input may have been made from another one. By an alias of it only the direct path is counted.
+        # One input may be computed from another. Aliases cut that path: each gradient is of the direct path.
         inputs = [t.view_as(t) if need else t for t, need in zip(inputs, needed, strict=True)]
         outputs = recompute(inputs)
     sources = [t for t, need in zip(inputs, needed, strict=True) if need]
-    moved = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad]
-    targets, target_grads = zip(*moved, strict=True)
+    reached = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad]
+    targets, target_grads = zip(*reached, strict=True)
     results = torch.autograd.grad(
         targets, sources, target_grads, create_graph=create_graph, allow_unused=True
     )

@@ -1,4 +1,4 @@
-"""Layers in whole-sequence operations: torch's fused layers where it has them, else `chunked`.
+"""Layers evaluated for all steps at once: by torch's fused layers where there are any, else by `chunked`.
 
 A linear drive commutes with W, because it acts on time and W on features. So the layer is a plain layer on
 a filtered input, with one more column for the bias and one more block of columns for v_0:
@@ -7,8 +7,8 @@ a filtered input, with one more column for the bias and one more block of column
 
 The bias b_ih is the weight of the column g. The momentum v_0 that a state brings differs from row to row of
 the batch, so row i has f_t in column i of a block whose weight is v_0ᵀ.
-Adam and RMSProp square W x + b_ih, and a decay or step that differs between gate rows does not commute with
-W: such drives live in gate space.
+Adam and RMSProp square W x + b_ih. A decay or step that differs between gate rows does not commute with W.
+Such drives are computed in gate space, from W x + b_ih.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,12 +18,20 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from ..cells import GRU, LSTM, Cell, Elman, Weights
-from ..momentum import Momentum, MomentumState, count, learned, narrow, scan, wide
-from ..packing import at_last_steps, lengths, pack, pad, rectangular
+from ..momentum import (
+    Momentum,
+    MomentumState,
+    cast_in_range,
+    moments_dtype,
+    scan,
+    step_indices,
+    tensor_fields,
+)
+from ..packing import all_equal, at_last_steps, lengths, pack, pad
 from ..torch_internals import exporting, onednn_has, transforms_active
 from . import chunked, double_backward, reference
 from .chunked_steps import steps_of
-from .stack import Network, Result, stack, through_u
+from .stack import Network, Result, stack
 
 _TORCH_FUNCTIONS: tuple[tuple[Cell, Callable[..., tuple[Tensor, ...]]], ...] = (
     (LSTM(), torch.lstm),
@@ -32,7 +40,7 @@ _TORCH_FUNCTIONS: tuple[tuple[Cell, Callable[..., tuple[Tensor, ...]]], ...] = (
     (Elman("relu"), torch.rnn_relu),
 )
 
-# Up to this many gate inputs, N G in all, torch's GRU and RNN beat ours on a CPU.
+# Up to this many gate inputs, N G in all, torch's GRU and RNN are faster on a CPU than `chunked`.
 SMALL_INPUT = 1 << 15
 
 
@@ -40,7 +48,7 @@ def _torch_function(cell: Cell) -> Callable[..., tuple[Tensor, ...]] | None:
     return next((function for known, function in _TORCH_FUNCTIONS if known == cell), None)
 
 
-def supports(net: Network, sizes: Sequence[int]) -> str:
+def refusal(net: Network, sizes: Sequence[int]) -> str:
     if steps_of(net.cell) is None:
         return f"{net.cell!r} has no fused layer in torch and no backward written by hand"
     if transforms_active():
@@ -53,7 +61,7 @@ def describe(net: Network, sizes: Sequence[int]) -> str:
     if m is not None and not m.commutes:
         if w.hr is not None:
             return "the drive of all steps, then a loop"
-        drive = "the drive of all steps, then" if m.linear or learned(m) else "the drive and"
+        drive = "the drive and" if _drive_in_chunks(net, w, m) else "the drive of all steps, then"
         return f"{drive} a recurrence in chunks of time, with a backward written by hand"
     name = "a recurrence with a backward written by hand"
     if _torch_is_fastest(net.cell, w, sizes) or (m is None and _torch_function(net.cell)):
@@ -117,23 +125,28 @@ def _layer_in_gate_space(
     moments: MomentumState | None,
 ) -> Result:
     """A layer whose momentum does not commute with W."""
-    fixed_rates = not m.linear and not learned(m)
-    # On a GPU a scan in log T passes over whole tensors beats T steps.
-    if fixed_rates and x.device.type == "cpu" and w.hr is None and not net.factored and not exporting():
-        like = torch.empty(0, len(w.ih), dtype=wide(x.dtype), device=x.device)
-        decays = m.decays(count(moments and moments.k, len(sizes), x.device), like)
+    if _drive_in_chunks(net, w, m):
+        like = torch.empty(0, len(w.ih), dtype=moments_dtype(x.dtype), device=x.device)
+        decays = m.decays(step_indices(moments and moments.k, len(sizes), x.device), like)
         if not decays.requires_grad:
             return chunked.layer(x, sizes, w, net, hidden, moments, decays.unbind())
     a = linear(x, w.ih, w.b_ih)
     v, n = m.moments(pad(a, sizes), moments)
     # Packed before the readout: in the padding n may be 0, where the printed readout has no gradient.
     packed_v, packed_n = pack(v, sizes), pack(n, sizes)
-    drive = narrow(m.readout(packed_v, packed_n), a.dtype)
+    drive = cast_in_range(m.readout(packed_v, packed_n), a.dtype)
     if net.factored:
-        drive = through_u(net, drive, packed_v, packed_n, w.hh)
+        drive = reference.through_u(net, drive, packed_v, packed_n, w.hh)
     recur = reference.recur if w.hr is not None or exporting() else chunked.recur
     y, final, _ = recur(drive, sizes, w, Network(net.cell, None, [w]), hidden, None)
     return y, final, moments and _moments_at_end(v, n, moments.k, sizes)
+
+
+def _drive_in_chunks(net: Network, w: Weights, m: Momentum) -> bool:
+    """Whether `chunked` can compute the drive, chunk by chunk. On a GPU a scan over all steps is faster."""
+    by_numbers = not m.linear and not tensor_fields(m)
+    on_cpu = w.ih.device.type == "cpu"
+    return by_numbers and on_cpu and w.hr is None and not net.factored and not exporting()
 
 
 def _moments_at_end(v: Tensor, n: Tensor, k: Tensor, sizes: Sequence[int]) -> MomentumState:
@@ -145,20 +158,20 @@ def _filter(
     x: Tensor, sizes: Sequence[int], w: Weights, momentum: Momentum, moments: MomentumState | None
 ) -> tuple[Tensor, Weights, MomentumState | None]:
     """The filtered input, the weights that go with it, and the moments at the end."""
-    z, weight = pad(x, sizes).to(wide(x.dtype)), w.ih
+    z, weight = pad(x, sizes).to(moments_dtype(x.dtype)), w.ih
     if w.b_ih is not None:
         z = torch.cat([z, z.new_ones(*z.shape[:2], 1)], -1)
         weight = torch.cat([weight, w.b_ih.unsqueeze(-1)], -1)
-    decay = momentum.decays(count(moments and moments.k, len(z), z.device), z)
+    decay = momentum.decays(step_indices(moments and moments.k, len(z), z.device), z)
     columns, after = scan(decay, momentum.scaled(z)), None
     if moments is not None:
         v_0, fade = moments.v, decay.cumprod(0)
         last, last_fade, k = _moments_at_end(columns, fade, moments.k, sizes)
         after = MomentumState(linear(last, weight.to(last.dtype)) + last_fade * v_0, moments.n, k)
-        blocks = _columns_of_v_0(fade, narrow(v_0, x.dtype))
+        blocks = _columns_of_v_0(fade, cast_in_range(v_0, x.dtype))
         columns = torch.cat([columns, *(block for block, _ in blocks)], -1)
         weight = torch.cat([weight, *(w_0.to(weight.dtype) for _, w_0 in blocks)], -1)
-    return narrow(pack(columns, sizes), x.dtype), w._replace(ih=weight, b_ih=None), after
+    return cast_in_range(pack(columns, sizes), x.dtype), w._replace(ih=weight, b_ih=None), after
 
 
 def _columns_of_v_0(fade: Tensor, v_0: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -167,8 +180,8 @@ def _columns_of_v_0(fade: Tensor, v_0: Tensor) -> list[tuple[Tensor, Tensor]]:
     identity = torch.eye(min(rows, gates), dtype=v_0.dtype, device=v_0.device)
     if gates < rows:
         return [(fade * v_0, identity)]
-    # As a weight v_0 meets all rows, with factors of 0. There a nan would not stay in its row, so it enters
-    # as 0. One more column makes nan of that row alone.
+    # As a weight, v_0 of one row meets every row, times 0 in all but its own. Since 0 times nan is nan, what
+    # is not finite enters as 0. One more column then makes its own row nan.
     finite = v_0.isfinite()
     nan_rows = (v_0 - v_0).sum(-1, keepdim=True).detach().expand(len(fade), -1, 1)
     return [(fade * identity, v_0.where(finite, 0).T), (nan_rows, v_0.new_ones(gates, 1))]
@@ -185,9 +198,9 @@ def _torch_layers(
     if x.is_cuda:
         weights = _in_one_block(weights)
     # Torch has another path for packed sequences, with other bits, even where all are of one length.
-    packed = net.packed or not rectangular(sizes)
+    packed = net.packed or not all_equal(sizes)
     if not packed and _onednn_would_raise(net, x):
-        return _torch_layers_in(torch.get_autocast_dtype("cpu"), net, x, sizes, hidden)
+        return _torch_layers_cast_to(torch.get_autocast_dtype("cpu"), net, x, sizes, hidden)
     sequence, batch_first = (
         ([x, torch.tensor(sizes, device="cpu")], []) if packed else ([pad(x, sizes)], [False])
     )
@@ -218,10 +231,10 @@ def _onednn_would_raise(net: Network, x: Tensor) -> bool:
     )
 
 
-def _torch_layers_in(
+def _torch_layers_cast_to(
     dtype: torch.dtype, net: Network, x: Tensor, sizes: Sequence[int], hidden: Sequence[Tensor]
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """`_torch_layers` without autocast, on tensors that were cast before."""
+    """`_torch_layers` on tensors cast to `dtype`, with autocast off."""
     weights = [Weights(*(None if p is None else p.to(dtype) for p in w)) for w in net.weights]  # type: ignore[arg-type]
     with torch.autocast("cpu", enabled=False):
         return _torch_layers(net._replace(weights=weights), x.to(dtype), sizes, [h.to(dtype) for h in hidden])

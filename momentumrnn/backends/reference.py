@@ -7,11 +7,11 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from ..cells import Weights
-from ..momentum import MomentumState
-from .stack import Network, Result, stack, through_u
+from ..momentum import MomentumState, cast_in_range
+from .stack import Network, Result, stack
 
 
-def supports(net: Network, sizes: Sequence[int]) -> str:
+def refusal(net: Network, sizes: Sequence[int]) -> str:
     return ""
 
 
@@ -38,8 +38,6 @@ def layer(
     moments: MomentumState | None,
 ) -> Result:
     """See `stack.Layer`."""
-    if net.momentum is not None and moments is None:
-        moments = net.momentum.start(sizes[0], len(w.ih), x)
     return recur(linear(x, w.ih, w.b_ih), sizes, w, net, hidden, moments)
 
 
@@ -52,29 +50,47 @@ def recur(
     moments: MomentumState | None,
 ) -> Result:
     """`layer` from its gate inputs a, (N, G), on."""
-    # Under autocast a is narrower than the states and biases that came with it.
-    state, ys = tuple(h.to(a.dtype) for h in hidden), []
+    if net.momentum is not None and moments is None:
+        moments = net.momentum.start(sizes[0], a.shape[-1], a)
+    # Under autocast a has fewer bits than the states and biases that came with it.
+    state, outputs = tuple(h.to(a.dtype) for h in hidden), []
     b_hh = None if w.b_hh is None else w.b_hh.to(a.dtype)
-    for v in torch.split_with_sizes(a, list(sizes)):
+    for a_t in torch.split_with_sizes(a, list(sizes)):
+        drive, rows = a_t, len(a_t)
         if net.momentum is not None and moments is not None:
-            v, now = net.momentum.update(v, MomentumState(*_first_rows(moments, len(v))))
+            drive, updated = net.momentum.update(a_t, MomentumState(*_first_rows(moments, rows)))
             if net.factored:
-                v = through_u(net, v, now.v, now.n, w.hh)
-            moments = MomentumState(*map(_with_ended_rows, now, moments))
-        old = _first_rows(state, len(v))
-        h = net.cell.step(v, linear(old[0], w.hh), b_hh, old)
+                drive = through_u(net, drive, updated.v, updated.n, w.hh)
+            moments = MomentumState(*map(_with_ended_rows, updated, moments))
+        previous = _first_rows(state, rows)
+        following = net.cell.step(drive, linear(previous[0], w.hh), b_hh, previous)
         if w.hr is not None:
-            h = (linear(h[0], w.hr), *h[1:])
-        if not isinstance(h, tuple) or [s.shape for s in h] != [s.shape for s in old]:
-            expected = f"a tuple of tensors like its state, {_shapes(old)}"
-            raise TypeError(f"{type(net.cell).__name__}.step should return {expected}, got {_shapes(h)}")
-        ys.append(h[0])
-        state = tuple(map(_with_ended_rows, h, state))
-    return torch.cat(ys), state, moments
+            following = (linear(following[0], w.hr), *following[1:])
+        if not isinstance(following, tuple) or [s.shape for s in following] != [s.shape for s in previous]:
+            expected = f"a tuple of tensors like its state, {_shapes(previous)}"
+            name, got = type(net.cell).__name__, _shapes(following)
+            raise TypeError(f"{name}.step should return {expected}, got {got}")
+        outputs.append(following[0])
+        state = tuple(map(_with_ended_rows, following, state))
+    return torch.cat(outputs), state, moments
 
 
-def _shapes(h: object) -> object:
-    return tuple(tuple(s.shape) for s in h) if isinstance(h, tuple) else type(h).__name__
+def through_u(net: Network, drive: Tensor, v: Tensor, n: Tensor, u: Tensor) -> Tensor:
+    """The drive of a factored network: U M(a) as derived, or U on the numerator alone as printed."""
+    if net.factored == "derived":
+        return linear(drive, u)
+    assert net.momentum is not None
+    return cast_in_range(net.momentum.readout(linear(v, u.to(v.dtype)), n), drive.dtype)
+
+
+def fold_u(w: Weights) -> Weights:
+    """U W and U b_ih in place of W and b_ih: for a factored layer whose momentum commutes with W."""
+    return w._replace(ih=w.hh @ w.ih, b_ih=None if w.b_ih is None else w.hh @ w.b_ih)
+
+
+def _shapes(state: object) -> object:
+    """The shapes of a tuple of tensors; of anything else its type, for an error message."""
+    return tuple(tuple(s.shape) for s in state) if isinstance(state, tuple) else type(state).__name__
 
 
 def _first_rows(state: Sequence[Tensor], rows: int) -> tuple[Tensor, ...]:

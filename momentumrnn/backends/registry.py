@@ -13,8 +13,8 @@ from .stack import Network, Result
 class Backend(Protocol):
     """A module that evaluates networks. It may change the order of evaluation, never the value."""
 
-    def supports(self, net: Network, sizes: Sequence[int]) -> str:
-        """Empty, or the reason for the user why it can't run a network."""
+    def refusal(self, net: Network, sizes: Sequence[int]) -> str:
+        """Why it can't run a network, in words for the user; empty if it can."""
 
     def describe(self, net: Network, sizes: Sequence[int]) -> str:
         """How it evaluates a network that it supports."""
@@ -38,26 +38,26 @@ def choose(name: str, net: Network, sizes: Sequence[int]) -> Backend:
     """The backend of that name, or for "auto" the first one that can run `net`."""
     for known, backend in BACKENDS.items():
         if name in ("auto", known):
-            reason = backend.supports(net, sizes)
-            if not reason:
+            refusal = backend.refusal(net, sizes)
+            if not refusal:
                 return backend
             if name == known:
-                raise RuntimeError(f"backend={name!r} can't run this: {reason}")
+                raise RuntimeError(f"backend={name!r} can't run this: {refusal}")
     raise ValueError(f"backend should be one of {', '.join(map(repr, NAMES))}, got {name!r}")
 
 
 def compiles(name: str, net: Network, sizes: Sequence[int]) -> bool:
     """Whether that backend runs `net` as an operator, which torch.compile can put into its graph."""
-    return name in ("auto", "cuda") and not cuda.supports(net, sizes)
+    return name in ("auto", "cuda") and not cuda.refusal(net, sizes)
 
 
 def explain(name: str, net: Network, sizes: Sequence[int]) -> str:
     """One line for each backend: whether it runs `net`, how, or why not."""
     lines, chosen = [], False
     for known, backend in BACKENDS.items():
-        reason = backend.supports(net, sizes)
-        if reason:
-            verdict = f"can't: {reason}"
+        refusal = backend.refusal(net, sizes)
+        if refusal:
+            verdict = f"can't: {refusal}"
         elif chosen or name not in ("auto", known):
             verdict = f"could: {backend.describe(net, sizes)}"
         else:

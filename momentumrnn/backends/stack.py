@@ -5,12 +5,13 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import dropout, linear
+from torch.nn.functional import dropout
 
 from ..cells import Cell, Weights
-from ..momentum import Momentum, MomentumState, narrow
+from ..momentum import Momentum, MomentumState
 from ..packing import reverse
 
+# h of every step, the final hidden state, and the final moments, or None if none came in.
 Result = tuple[Tensor, tuple[Tensor, ...], MomentumState | None]
 
 
@@ -18,7 +19,7 @@ class Network(NamedTuple):
     """What a backend is asked to run.
 
     weights: one entry for each layer and direction; packed: whether the input came as a PackedSequence;
-    factored: "derived" or "printed" if the drive goes through U, see `through_u`, else "".
+    factored: "derived" or "printed" if the drive goes through U, see `reference.through_u`, else "".
     """
 
     cell: Cell
@@ -49,14 +50,6 @@ class Layer(Protocol):
     ) -> Result: ...
 
 
-def through_u(net: Network, drive: Tensor, v: Tensor, n: Tensor, u: Tensor) -> Tensor:
-    """The drive of a factored network: U M(a) as derived, or U on the numerator alone as printed."""
-    if net.factored == "derived":
-        return linear(drive, u)
-    assert net.momentum is not None
-    return narrow(net.momentum.readout(linear(v, u.to(v.dtype)), n), drive.dtype)
-
-
 def stack(
     layer: Layer,
     net: Network,
@@ -68,24 +61,24 @@ def stack(
     """The whole network. hidden, v and n have a leading axis: one entry for each layer and direction."""
     finals, after = [], []
     directions = 2 if net.bidirectional else 1
-    for forward in range(0, len(net.weights), directions):
-        if forward > 0 and net.dropout > 0:
+    for first in range(0, len(net.weights), directions):
+        if first > 0 and net.dropout > 0:
             x = dropout(x, net.dropout)
-        ys = []
-        for i in range(forward, forward + directions):
-            backward = i > forward
-            y, final, m = layer(
-                reverse(x, sizes) if backward else x,
+        outputs = []
+        for i in range(first, first + directions):
+            reversed_in_time = i > first
+            y, final, moments_of_layer = layer(
+                reverse(x, sizes) if reversed_in_time else x,
                 sizes,
                 net.weights[i],
                 net,
                 [h[i] for h in hidden],
                 moments and MomentumState(moments.v[i], moments.n[i], moments.k),
             )
-            ys.append(reverse(y, sizes) if backward else y)
+            outputs.append(reverse(y, sizes) if reversed_in_time else y)
             finals.append(final)
-            after.append(m)
-        x = torch.cat(ys, -1) if net.bidirectional else ys[0]
+            after.append(moments_of_layer)
+        x = torch.cat(outputs, -1) if net.bidirectional else outputs[0]
     final_hidden = tuple(map(torch.stack, zip(*finals, strict=True)))
     if moments is None:
         return x, final_hidden, None

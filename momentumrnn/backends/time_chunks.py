@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..packing import lengths, rectangular
+from ..packing import all_equal, lengths
 
 
 class Span(NamedTuple):
@@ -73,7 +73,7 @@ def first_rows(x: Tensor, rows: int) -> Tensor:
 
 def last_rows(x: Tensor, sizes: Sequence[int]) -> Tensor:
     """(N, H) -> (B, H), the row of each sequence at its last step."""
-    if rectangular(sizes):
+    if all_equal(sizes):
         return x[-sizes[0] :].clone()
     begins = torch.tensor([0, *sizes[:-1]]).cumsum(0).to(x.device)
     last_steps = lengths(sizes, x.device) - 1

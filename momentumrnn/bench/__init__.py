@@ -81,6 +81,8 @@ def bench(
 ) -> dict[str, Any]:
     """Measure every shape with every cell, momentum and mode: errors, times and peak memory, as in JSON.
 
+    command: the command line, for the record. For all else see `momentumrnn bench --help`.
+
     `report` receives the whole result so far after each case. Ctrl-C ends the run; the result then has the
     cases that were finished, and "complete" is false.
     """
@@ -163,7 +165,7 @@ def measure(
 def _compare(case: Case, table: Table, record: dict[str, Any]) -> dict[str, Contender]:
     """Build all contenders and write their errors to the record; returns those that could run."""
     ours = build(case)
-    record["steps"] = ours.weights.shape[:-1].numel()  # the sum of the lengths of all sequences
+    record["steps"] = ours.loss_weights.shape[:-1].numel()  # the sum of the lengths of all sequences
     exact = evaluate_exactly(ours)
     contenders, errors = {"ours": ours}, {"ours": largest_errors(evaluate(ours), exact)}
     record["backend"], record["how"] = explain_backend(ours.module, ours)

@@ -101,17 +101,17 @@ class Case:
 class Contender:
     """One way to evaluate a layer, with its input.
 
-    run: maps x to outputs and final state; module: has the parameters; x: (T, B, D); weights: the gradient of
-    the loss with respect to the outputs, (T, B, H); unpadded: for a padded layer, the layer that it should
-    equal; batch_sizes: for packed sequences, the number of sequences at each step, (T,). x is then (N, D) and
-    weights (N, H).
+    run: maps x to outputs and final state. module: has the parameters. x: (T, B, D). loss_weights: the
+    gradient of the loss with respect to the outputs, (T, B, H). unpadded: for a padded layer, the layer that
+    it should equal. batch_sizes: for packed sequences, the number of sequences at each step, (T,); x is then
+    (N, D) and loss_weights (N, H).
     """
 
     label: str
     run: Callable[[Any], tuple[Any, Any]]
     module: nn.Module
     x: Tensor
-    weights: Tensor
+    loss_weights: Tensor
     mode: Mode = Mode()
     unpadded: "Contender | None" = None
     batch_sizes: Tensor | None = None
@@ -125,7 +125,7 @@ class Contender:
         """The outputs, and the gradients of all parameters."""
         with tf32(self.mode.tf32):
             out = self.call(self.x)[0]
-            torch.autograd.backward(out, self.weights)
+            torch.autograd.backward(out, self.loss_weights)
         return [out.detach(), *(p.grad for p in self.module.parameters())]
 
     def call(self, x: Tensor) -> tuple[Tensor, Any]:
@@ -175,11 +175,13 @@ def build(case: Case) -> Contender:
             layer.get_parameter("bias_hh_l0").abs_().neg_()
     batch_sizes = None if case.lengths == "full" else draw_batch_sizes(shape)
     rows = (shape.T, shape.B) if batch_sizes is None else (int(batch_sizes.sum()),)
-    x, weights = (torch.randn(*rows, size, dtype=case.dtype).to(case.device) for size in (shape.D, shape.H))
+    x, loss_weights = (
+        torch.randn(*rows, size, dtype=case.dtype).to(case.device) for size in (shape.D, shape.H)
+    )
     mode = MODES[case.mode]
-    weights = weights.to(mode.autocast or case.dtype)
+    loss_weights = loss_weights.to(mode.autocast or case.dtype)
     label = f"momentumrnn.{type(layer).__name__}"
-    return Contender(label, layer, layer, x, weights, mode, batch_sizes=batch_sizes)
+    return Contender(label, layer, layer, x, loss_weights, mode, batch_sizes=batch_sizes)
 
 
 def draw_batch_sizes(shape: Shape) -> Tensor:

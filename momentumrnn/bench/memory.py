@@ -74,11 +74,11 @@ def _send_peak(sender: Connection, case: Case, name: str, threads: int) -> None:
 
 def first_two_steps(contender: Contender) -> Contender:
     """The same contender on the first two time steps of its input."""
-    x, weights, batch_sizes = contender.x, contender.weights, contender.batch_sizes
+    x, loss_weights, batch_sizes = contender.x, contender.loss_weights, contender.batch_sizes
     if batch_sizes is None:
-        return replace(contender, x=x[:2], weights=weights[..., :2, :, :])
+        return replace(contender, x=x[:2], loss_weights=loss_weights[..., :2, :, :])
     rows = int(batch_sizes[:2].sum())
-    return replace(contender, x=x[:rows], weights=weights[:rows], batch_sizes=batch_sizes[:2])
+    return replace(contender, x=x[:rows], loss_weights=loss_weights[:rows], batch_sizes=batch_sizes[:2])
 
 
 def _status(field: str) -> int:

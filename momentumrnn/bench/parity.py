@@ -70,8 +70,8 @@ def _evaluate_replicas(contender: Contender, module: Replicas) -> tuple[Results,
     stacked = contender.training()
     at_once = [[t if t is None else t[i] for t in stacked] for i in range(len(module.layers))]
     one_by_one = [
-        replace(contender, run=layer, module=layer, weights=weights).training()
-        for layer, weights in zip(module.layers, contender.weights, strict=True)
+        replace(contender, run=layer, module=layer, loss_weights=loss_weights).training()
+        for layer, loss_weights in zip(module.layers, contender.loss_weights, strict=True)
     ]
     for layer in (module, *module.layers):
         layer.zero_grad()
@@ -87,8 +87,8 @@ def evaluate_exactly(contender: Contender) -> Results:
     module = copy.deepcopy(contender.module).double()
     if isinstance(module, Recurrent):
         module.backend = "reference"
-    x, weights = contender.x.double(), contender.weights.double()
-    exact = Contender("exact", module, module, x, weights, batch_sizes=contender.batch_sizes)
+    x, loss_weights = contender.x.double(), contender.loss_weights.double()
+    exact = Contender("exact", module, module, x, loss_weights, batch_sizes=contender.batch_sizes)
     return evaluate(exact, sequences_at_once=32)
 
 
@@ -100,13 +100,13 @@ def evaluate(contender: Contender, sequences_at_once: int | None = None) -> Resu
     """
     x = contender.x.detach().requires_grad_()
     size = sequences_at_once if contender.batch_sizes is None else None
-    pieces = [torch.split(t, size, 1) if size else (t,) for t in (x, contender.weights)]
+    pieces = [torch.split(t, size, 1) if size else (t,) for t in (x, contender.loss_weights)]
     outputs = []
     with tf32(contender.mode.tf32):
-        for x_piece, weights in zip(*pieces, strict=True):
+        for x_piece, loss_weights in zip(*pieces, strict=True):
             out, final = contender.call(x_piece)
             states = final if isinstance(final, tuple) else (final,)
-            loss = (out * weights).sum() + sum(state.sum() for state in states)
+            loss = (out * loss_weights).sum() + sum(state.sum() for state in states)
             loss.backward()
             outputs.append([out.detach(), *(state.detach() for state in states)])
     gradients = [x.grad, *(p.grad for p in contender.module.parameters())]

@@ -61,8 +61,8 @@ def _torch_layer(name: str, ours: Contender, case: Case) -> Contender:
     if case.shape.cell == "extrapolated":
         label += " (plain cell)"
     mode = ours.mode if name == "torch" else Mode(tf32=name != "torch-fp32")
-    x, weights = ours.x.to(dtype), ours.weights.to(mode.autocast or dtype)
-    contender = Contender(label, layer, layer, x, weights, mode, batch_sizes=ours.batch_sizes)
+    x, loss_weights = ours.x.to(dtype), ours.loss_weights.to(mode.autocast or dtype)
+    contender = Contender(label, layer, layer, x, loss_weights, mode, batch_sizes=ours.batch_sizes)
     return pad(contender) if name == "torch-padded" else contender
 
 
@@ -91,8 +91,11 @@ def pad(unpadded: Contender) -> Contender:
         out, final = padded(x)
         return out, tuple(state[:, :B, :H] for state in final)
 
-    x, weights = enlarge(unpadded.x, padded.input_size), enlarge(unpadded.weights, padded.hidden_size)
-    return replace(unpadded, run=run, module=padded, x=x, weights=weights, unpadded=unpadded)
+    x, loss_weights = (
+        enlarge(unpadded.x, padded.input_size),
+        enlarge(unpadded.loss_weights, padded.hidden_size),
+    )
+    return replace(unpadded, run=run, module=padded, x=x, loss_weights=loss_weights, unpadded=unpadded)
 
 
 def _round_up(size: int, multiple: int) -> int:
@@ -142,8 +145,8 @@ def replicate(ours: Contender, count: int) -> Contender:
 
     # The choice of the backend depends on whether vmap is active.
     torch.vmap(note_backend)(module.weights[0])
-    label, weights = f"{count} replicas, {backends[0]}", ours.weights.expand(count, -1, -1, -1).contiguous()
-    return Contender(label, module, module, ours.x, weights, ours.mode)
+    loss_weights = ours.loss_weights.expand(count, -1, -1, -1).contiguous()
+    return Contender(f"{count} replicas, {backends[0]}", module, module, ours.x, loss_weights, ours.mode)
 
 
 def loop(layer: Recurrent, x: Tensor) -> tuple[Tensor, Any]:

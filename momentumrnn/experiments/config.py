@@ -78,7 +78,7 @@ class Config:
             _check(name, value, isinstance(value, kind), f"a {_words(kind)}")
             object.__setattr__(self, name, _plain(value))
         # A configuration is written down in words, and its seeds share its objects.
-        rates = ", ".join(momentum.learned(self.momentum))
+        rates = ", ".join(momentum.tensor_fields(self.momentum))
         _check("momentum", rates, not rates, "numbers for mu and step in an experiment, not tensors")
         for name, least in (
             ("hidden_size", 1),

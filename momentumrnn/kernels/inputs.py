@@ -1,4 +1,4 @@
-"""The inputs of a layer of many LSTMs."""
+"""The inputs of the operator: R replicas of one LSTM layer."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -49,6 +49,10 @@ class Inputs(NamedTuple):
         return max(t.shape[0] for t in (*self.tensors, self.j0) if t is not None)
 
     @property
-    def steps(self) -> Sequence[int]:
-        """How many rows are in each step."""
+    def rows_of_steps(self) -> Sequence[int]:
+        """The number of rows of each step."""
         return self.sizes or [self.x.shape[2]] * self.x.shape[1]
+
+    def for_projection(self) -> "Inputs":
+        """The same without momentum and b_hh, so that the input's product gives W x + b_ih alone."""
+        return self._replace(b_hh=None, decay=None, step=1.0)

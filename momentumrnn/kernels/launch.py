@@ -9,7 +9,7 @@ from torch import Tensor
 from . import nvrtc
 from .constants import FILTER_THREADS
 from .inputs import Inputs
-from .sizes import NARROW, Sizes, cluster_size, row_tables
+from .sizes import MAX_FEATURES_OF_MOMENTUM_BACKWARD, Sizes, cluster_size, row_tables
 
 FOLDER = Path(__file__).parent
 KERNELS = {
@@ -24,7 +24,7 @@ KERNELS = {
 }  # fmt: skip
 FILES = {kernel: file for file, kernels in KERNELS.items() for kernel in kernels}
 THREADS = 256  # of a block of the kernels that have a thread for each element
-# Hidden units of all rows from which on a thread of `momentum_backward` has two gate rows, and not one.
+# From this many hidden units over all rows on, a thread of momentum_backward has two channels, not one.
 MANY_UNITS = 24_000
 
 
@@ -42,7 +42,7 @@ def kernel(name: str, device: int, **defines: int) -> nvrtc.Kernel:
 
 
 def check(device: int) -> None:
-    """Compile and load the smaller kernels, or raise why that fails."""
+    """Compile and load pack.cu, or raise the reason why that fails."""
     kernel("filter_input", device)
 
 
@@ -52,28 +52,28 @@ def lstm_defines(i: Inputs) -> dict[str, int]:
 
 
 def forward_momentum_defines(i: Inputs) -> dict[str, int]:
-    """The macros for a momentum in gate space: which one (0 for none), and whether its decays are a table."""
-    number = 0 if not i.in_gate_space else 1 if i.beta is None else 2 if i.eps_in_sqrt else 3
-    return {"MOMENT": number, "TABLE": i.decay is not None and number > 0}
+    """The macros for a momentum in gate space: its form (0 for none), and whether its decays are a table."""
+    form = 0 if not i.in_gate_space else 1 if i.beta is None else 2 if i.eps_in_sqrt else 3
+    return {"MOMENTUM_FORM": form, "TABLE": i.decay is not None and form > 0}
 
 
-def backward_momentum_defines(i: Inputs, size: Sizes, passed: bool) -> dict[str, int]:
-    """The macros of `momentum_backward`; passed: whether it writes the gradient of a = W x + b_ih."""
+def backward_momentum_defines(i: Inputs, size: Sizes, writes_da: bool) -> dict[str, int]:
+    """The macros of `momentum_backward`; writes_da: whether it stores the gradient of a = W x + b_ih."""
     return {
-        "FEATURES": size.D if size.D <= NARROW else 0,
+        "FEATURES": size.D if size.D <= MAX_FEATURES_OF_MOMENTUM_BACKWARD else 0,
         **forward_momentum_defines(i),
         "PACKED": bool(i.sizes),
         "LEARNED": i.mu is not None or i.gain is not None,
-        "PASSED": passed,
+        "WRITES_DA": writes_da,
         "FINE": i.fine,
         "CHANNELS": 2 if size.R * size.B * size.H >= MANY_UNITS else 1,
     }
 
 
 def load_all(i: Inputs, size: Sizes, slices: int) -> None:
-    """Load all kernels of a layer before they are needed: while a CUDA graph is captured, none can be."""
-    passed = (False, True) if size.D <= NARROW else (True,)
-    backward = tuple(tuple(backward_momentum_defines(i, size, p).items()) for p in passed)
+    """Load all kernels of a layer now, because none can be loaded while a CUDA graph is captured."""
+    writes_da = (False, True) if size.D <= MAX_FEATURES_OF_MOMENTUM_BACKWARD else (True,)
+    backward = tuple(tuple(backward_momentum_defines(i, size, writes).items()) for writes in writes_da)
     momentum = tuple(forward_momentum_defines(i).items())
     _load_all(
         i.x.device.index,
@@ -95,7 +95,7 @@ def _load_all(
     **defines: int,
 ) -> None:
     for keep in (False, True):
-        kernel("lstm_forward", device, CTAS=ctas, EXTRA=slices, KEEP=keep, **dict(momentum), **defines)
+        kernel("lstm_forward", device, CTAS=ctas, INPUT_SLICES=slices, KEEP=keep, **dict(momentum), **defines)
     kernel("lstm_backward", device, CTAS=ctas, **defines)
     for chosen in momentum_backward:
         kernel("momentum_backward", device, **dict(chosen))
@@ -106,9 +106,9 @@ def is_own(t: Tensor | None, R: int) -> int:
     return int(R > 1 and t is not None and t.shape[0] == R)
 
 
-def decay_columns(i: Inputs) -> int:
-    """Columns of the table of decays: 1, or B."""
-    return 1 if i.decay is None else i.decay.shape[1]
+def decay_columns(decay: Tensor | None) -> int:
+    """Columns of a table of decays: 1, or B."""
+    return 1 if decay is None else decay.shape[1]
 
 
 def momentum_numbers(i: Inputs) -> dict[str, float]:
@@ -153,7 +153,7 @@ class Launcher:
             "x": x, "decay": decay, "factors": factors, "v": v, "packed": packed, "largest": largest,
             "begins": self.rows.begins, "lengths": self.rows.lengths,
             "T": size.T, "B": size.B, "N": size.N, "D": size.D, "F": size.F,
-            "decays": 1 if decay is None else decay.shape[1], "backwards": backwards,
+            "decay_columns": decay_columns(decay), "backwards": backwards,
             "block_columns": columns, "width": width, "fine": self.fine, "step": step,
         }  # fmt: skip
         grid = -(-size.B * size.F // columns), len(x), 1

@@ -18,19 +18,21 @@
 // of the largest. Should dz outgrow a half all the same, it is inf and not wrong.
 //
 // FINE, PACKED, EXTRAPOLATED: as in the forward pass. FINE: gates and c are saved in float32, and dz is two halves, high +
-// low / 2048, as Uᵀ is. PACKED: a row has no gradient until its own last step comes, where the given dh and dc join; what
-// never comes in these steps is handed on. EXTRAPOLATED: of the gates' gradients dg, dz has (1 + mu) dg, and the step before -mu dg.
+// low / 2048, as Uᵀ is. PACKED: a row has no gradient until its own last step, where the given dh and dc are added; if that
+// step is not in this launch, they are passed on. EXTRAPOLATED: with dg the gradients of the gates, dz gets (1 + mu) dg, and
+// dz of the step before gets -mu dg.
 //
-// Compiled for CTAS = 1 to 8; FINE, PACKED, EXTRAPOLATED = 0 or 1. For the weights' gradients `dz` and `scales` are enough: see `pack_gradient_operand`.
+// Compiled for CTAS = 1 to 8; FINE, PACKED, EXTRAPOLATED = 0 or 1. For the weights' gradients `dz` and `scales` are enough:
+// see `pack_gradient_operand`.
 
 constexpr int THREADS = 32 * WARPS;
-constexpr int UNITS = 8 * WARPS;         // of a CTA
+constexpr int UNITS = TILE * WARPS;      // of a CTA
 constexpr int TILES = (CTAS + 1) / 2;    // of 16 rows: 8 units of two CTAs each
 constexpr int SLICES = UNITS / 4;        // of 16 of a CTA's gates
 constexpr int CHAINS = TILES == 1 ? 4 : FINE ? 1 : 2;  // of products of a tile that don't wait for each other
 constexpr int ROW = 4 * UNITS + 8;             // of dz in shared memory, in halves
 constexpr int PARTS = FINE + 1;           // of a number
-constexpr u32 GATHERED = 8 * ROW * 2;    // bytes of a part of dz
+constexpr u32 GATHERED = TILE * ROW * 2;  // bytes of a part of dz
 constexpr u32 BUFFER = PARTS * GATHERED;
 constexpr u32 LOW_BYTES = FINE * WARPS * TILES * SLICES * 512;  // of Uᵀ_low
 constexpr u32 SLOT = 8 * THREADS;        // bytes of the parts from one CTA
@@ -39,58 +41,52 @@ constexpr u32 MAXIMA = CTAS * WARPS * 16;    // bytes: 8 exponents from each war
 // Bytes that a warp receives in a step.
 __device__ inline u32 messages(u32 buffer) { return (CTAS - 1) * 256 + (buffer == 0 ? CTAS * 16 : 0); }
 constexpr int AHEAD = 4 / PARTS;         // steps for which gates and cells are on their way; dy is 3 more ahead
-// INPUTS of common.cu are enough for this: PARTS (16 bytes of gates and 4 of cells) for AHEAD steps, and 8 of dy for 8 steps.
+// PARTS (16 bytes of gates and 4 of cells) for AHEAD steps, and 8 of dy for 8 steps.
+static_assert(INPUT_BYTES == AHEAD * PARTS * 20 + 8 * 8, "INPUT_BYTES of common.cu are those of the inputs on their way");
 constexpr bool BY_TWO = CTAS < 7 || FINE + PACKED == 0;  // whether even and odd steps are compiled apart
 
-__device__ inline float tanh_of(float x) {
-  return fmaf(2.f, reciprocal(1.f + exp2_fast(-2.f * LOG2E * x)), -1.f);
-}
-// A sigmoid from what `counts_of` made of it: the low count of a pair (byte order 0x7610), or the high one (0x7632).
-__device__ inline float sigmoid_of(u32 counts, u32 order) {
-  return fmaf(__uint_as_float(__byte_perm(counts, 0x4b000000, order)), 1.f / 65535.f, -8388608.f * (1.f / 65535.f));
-}
 __device__ inline float slope_of(float sigmoid) { return fmaf(-sigmoid, sigmoid, sigmoid); }
 __device__ inline u32 size_of(float x) { return __float_as_uint(x) & 0x7fffffff; }
-// The scale for rows whose largest gradient has this exponent, and its inverse.
+// S for a largest gradient with this exponent.
 __device__ inline float scale_for(u32 exponent) {
   const int e = 254 - (int)exponent;
   return __uint_as_float((u32)(e < 17 ? 17 : e > 237 ? 237 : e) << 23);
 }
 __device__ inline float inverse(float scale) { return __uint_as_float(0x7f000000 - __float_as_uint(scale)); }
 
-// Where three CTAs can share a multiprocessor they should: replicas fill it.
+// Small clusters should fit three CTAs to a multiprocessor, so that replicas fill it.
 extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREADS, CTAS <= 4 && !FINE && !PACKED && !EXTRAPOLATED ? 3 : 1)
-    lstm_backward(const uint4 *__restrict__ weights,     // (R, CTA, warp, tile, slice, lane), see `pack_backward`
-                  const uint4 *__restrict__ low,         // the same of Uᵀ_low
+    lstm_backward(const uint4 *__restrict__ weights,      // (R, CTA, warp, tile, slice, lane), see `pack_backward`
+                  const uint4 *__restrict__ low,          // the same of Uᵀ_low
                   const uint4 *__restrict__ saved_gates,  // as the forward pass left them
                   const u32 *__restrict__ saved_cells,
-                  const float *__restrict__ dy,          // (R, N, H) or null
-                  const float *__restrict__ last_dh,     // (R, B, H), or null: 0
+                  const float *__restrict__ dy,           // (R, N, H) or null
+                  const float *__restrict__ last_dh,      // (R, B, H), or null: 0
                   const float *__restrict__ last_dc,
-                  const float *__restrict__ last_dz,     // (R, B, 4, H), or null: 0
-                  const float *__restrict__ j0,          // (R, B)
-                  uint2 *__restrict__ dz,                // (R, room, H): S dz of i, f, g, o, for the rows of these steps
-                  uint2 *__restrict__ dz_low,            // the same of what the halves left, times LOW
-                  float *__restrict__ scales,            // (R, room): 1 / S
-                  u32 *__restrict__ largest,             // (R): raised to the largest of them
-                  float *__restrict__ first_dh,          // (R, B, H)
+                  const float *__restrict__ last_dz,      // (R, B, 4, H), or null: 0
+                  const float *__restrict__ j0,           // (R, B)
+                  uint2 *__restrict__ dz,                 // (R, room, H): S dz of i, f, g, o, for the rows of these steps
+                  uint2 *__restrict__ dz_low,             // the same of what the halves left, times LOW_SCALE
+                  float *__restrict__ scales,             // (R, room): 1 / S
+                  u32 *__restrict__ largest,              // (R): raised to the largest 1 / S, as the bits of a float
+                  float *__restrict__ first_dh,           // (R, B, H)
                   float *__restrict__ first_dc,
-                  float *__restrict__ first_dz,          // (R, B, 4, H)
+                  float *__restrict__ first_dz,           // (R, B, 4, H)
                   const int *__restrict__ begins, const int *__restrict__ lengths, const int *__restrict__ starts,
                   int T, int first, int last, int B, int H, int N, int total, int room, int every,
-                  int own_weight, int own_j) {  // 1, or 0: one for all replicas
+                  int own_weight, int own_j) {  // own_*: 1, or 0 if all replicas share one
   __shared__ __align__(128) unsigned char gathered[2 * BUFFER];
   __shared__ __align__(128) unsigned char slots[2 * SLOTS];
   __shared__ __align__(128) unsigned char maxima[3 * MAXIMA];
-  extern __shared__ __align__(128) unsigned char inputs[];  // INPUTS THREADS, then LOW_BYTES
+  extern __shared__ __align__(128) unsigned char inputs[];  // INPUT_BYTES THREADS, then LOW_BYTES
   __shared__ __align__(8) u64 barriers[2 * WARPS];
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, g = lane / 4, q = lane % 4;
   const u32 rank = cluster_rank();
   const int tile = blockIdx.x / CTAS, tiles = gridDim.x / CTAS, replica = blockIdx.y;
-  const int unit = rank * UNITS + warp * 8 + g, row = tile * 8 + 2 * q;
+  const int unit = rank * UNITS + warp * 8 + g, row = tile * TILE + 2 * q;
   const bool mine[2] = {unit < H && row < B, unit < H && row + 1 < B};
   const size_t states = (size_t)B * H, place = (size_t)replica * states + (size_t)row * H + unit;
-  const int length = PACKED ? lengths[tile * 8] : T, start = PACKED ? starts[tile] : tile * T;
+  const int length = PACKED ? lengths[tile * TILE] : T, start = PACKED ? starts[tile] : tile * T;
   const int ends[2] = {PACKED && row < B ? lengths[row] : T, PACKED && row + 1 < B ? lengths[row + 1] : T};
   const int end = min(last, length), steps = end - first;
   // At which of this pass's steps a row joins, and with what.
@@ -127,14 +123,14 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   for (int m = 0; m < TILES; m++)
 #pragma unroll
     for (int k = 0; k < SLICES; k++) w[m][k] = weights[(m * SLICES + k) * 32];
-  const u32 own_low = shared_address(inputs) + INPUTS * THREADS + (warp * TILES * SLICES * 32 + lane) * 16;
+  const u32 own_low = shared_address(inputs) + INPUT_BYTES * THREADS + (warp * TILES * SLICES * 32 + lane) * 16;
   if (FINE) {
     low += (((size_t)replica * own_weight * CTAS + rank) * WARPS + warp) * TILES * SLICES * 32 + lane;
     for (int i = 0; i < TILES * SLICES; i++) store(own_low + i * 512, low[i * 32]);
   }
 
-  // The parts of step s come on barrier s % 2; the other one is so many bytes on. Those of before the first step are there,
-  // zeros, and the wait for them, for a barrier's phase -1, passes at once.
+  // The parts of step s arrive on barrier s % 2; the other barrier is 8 WARPS bytes further. Before the first step they are
+  // zeros, and the first wait passes at once.
   const u32 received = shared_address(barriers) + 8 * warp, other = 8 * WARPS;
   if (lane == 0) {
     create_barrier(received);
@@ -147,7 +143,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   const u32 own_gates = shared_address(inputs) + 16 * thread;
   const u32 own_cells = shared_address(inputs) + AHEAD * PARTS * 16 * THREADS + 4 * PARTS * thread;
   const u32 own_dy = shared_address(inputs) + AHEAD * PARTS * 20 * THREADS + 4 * thread;
-  for (int i = 0; i < INPUTS / 4; i++) store(shared_address(inputs) + (i * THREADS + thread) * 4, 0);
+  for (int i = 0; i < INPUT_BYTES / 4; i++) store(shared_address(inputs) + (i * THREADS + thread) * 4, 0);
   for (int i = 0; i < SLOTS / 4 / THREADS; i++) store(shared_address(slots) + SLOTS + (i * THREADS + thread) * 4, 0);
   __syncthreads();
   constexpr int BLOCKS = CTAS * WARPS * 32 * PARTS;
@@ -234,17 +230,17 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   };
   wait_for_copies<0>();
   Two here = load_two(0);
-  // What will join counts from the beginning: until then the row has nothing that a small scale could lose.
+  // The given gradients count from the start: until they join, their row has nothing else that a small scale could lose.
   const u32 will_join = exponents(max(max(size_of(late_dh(0)), size_of(late_dc(0))), largest_dz[0]),
                                   max(max(size_of(late_dh(1)), size_of(late_dc(1))), largest_dz[1]));
   u32 last_seen = will_join;
-  u32 seen = larger_of_each(last_seen, larger_of_each(exponents_of(here), exponents_of(load_two(2)))), rows = 0;
-  over_lanes(seen, rows);
+  u32 seen = larger_of_each(last_seen, larger_of_each(exponents_of(here), exponents_of(load_two(2)))), row_exponents = 0;
+  over_lanes(seen, row_exponents);
   meet_cluster();  // all barriers are there, and all memory is
   if (g < CTAS) store_there(own_maxima + 2 * MAXIMA + maxima_window, seen);
   meet_cluster();
-  rows = sent_in(2);
-  over_lanes(seen, rows);
+  row_exponents = sent_in(2);
+  over_lanes(seen, row_exponents);
 
   // Where the parts go: to the slot of this thread in each other CTA.
   const u32 own_slot = shared_address(slots) + 8 * thread;
@@ -298,7 +294,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
       coming = load_two(s + 2);
       seen = larger_of_each(last_seen, larger_of_each(exponents_of(here), exponents_of(coming)));
       over_lanes(seen, sent);
-      rows = s > 0 ? sent : rows;
+      row_exponents = s > 0 ? sent : row_exponents;
     } else {
       here = coming;
     }
@@ -324,7 +320,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
       asm volatile("" : "+f"(through_c[n]), "+f"(to_i[n]), "+f"(to_f[n]), "+f"(to_g[n]), "+f"(to_o[n]), "+f"(dh[n]));
     }
     fetch(s + AHEAD - 1);
-    scale[0] = scale_for(rows & 0xffff), scale[1] = scale_for(rows >> 16);
+    scale[0] = scale_for(row_exponents & 0xffff), scale[1] = scale_for(row_exponents >> 16);
     asm volatile("" : "+f"(scale[0]), "+f"(scale[1]));
 
     // stage 1: receive, add
@@ -335,7 +331,8 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
       else if (g == 0)
         store(own_maxima + turn * MAXIMA, seen);
     }
-    if (PACKED)  // whatever has become of a row behind its last step, here it begins
+    // Discard what was computed after the last step of a row; its gradient begins here.
+    if (PACKED)
 #pragma unroll
       for (int n = 0; n < 2; n++)
         if (s <= joins[n]) {
@@ -366,8 +363,8 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
       store(to + buffer * BUFFER + n * ROW * 2, scaled[n].x, scaled[n].y);
       if (FINE) {
         const float2 i_f = floats_of(scaled[n].x), g_o = floats_of(scaled[n].y);
-        scaled_low[n].x = half2_of((d[0] - i_f.x) * LOW, (d[1] - i_f.y) * LOW);
-        scaled_low[n].y = half2_of((d[2] - g_o.x) * LOW, (d[3] - g_o.y) * LOW);
+        scaled_low[n].x = half2_of((d[0] - i_f.x) * LOW_SCALE, (d[1] - i_f.y) * LOW_SCALE);
+        scaled_low[n].y = half2_of((d[2] - g_o.x) * LOW_SCALE, (d[3] - g_o.y) * LOW_SCALE);
         store(to + buffer * BUFFER + GATHERED + n * ROW * 2, scaled_low[n].x, scaled_low[n].y);
       }
     }
@@ -405,8 +402,8 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
       for (int n = 1; n < CHAINS; n++) x += sums[i / 2][n][i % 2 * 2], y += sums[i / 2][n][i % 2 * 2 + 1];
       if (FINE) {
         const float(&more)[4] = low_sums[FINE ? i / 2 : 0];
-        x = fmaf(1.f / LOW, more[i % 2 * 2], x);
-        y = fmaf(1.f / LOW, more[i % 2 * 2 + 1], y);
+        x = fmaf(1.f / LOW_SCALE, more[i % 2 * 2], x);
+        y = fmaf(1.f / LOW_SCALE, more[i % 2 * 2 + 1], y);
       }
       x *= inverse(scale[0]);
       y *= inverse(scale[1]);
@@ -418,7 +415,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
 
     last_seen = exponents(max(size_of(dh[0]), size_of(dc[0])), max(size_of(dh[1]), size_of(dc[1])));
     if (PACKED) {
-      // Of rows that have not joined before this step what will join, and of those that have not yet, that alone.
+      // A row counts what will join until it has joined; before its step it counts nothing else.
       const u32 waiting = (s <= joins[0] ? 0xffff : 0) | (s <= joins[1] ? 0xffff0000 : 0);
       const u32 still = (s < joins[0] ? 0xffff : 0) | (s < joins[1] ? 0xffff0000 : 0);
       last_seen = larger_of_each(last_seen & ~still, will_join & waiting);

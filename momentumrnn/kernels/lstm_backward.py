@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import launch
-from .constants import INPUTS, SPACING, TILE, WARPS
+from .constants import INPUT_BYTES, SPACING, TILE, WARPS
 from .inputs import Inputs
 from .launch import Launcher, is_own
 from .momentum_backward import MomentumBackward
@@ -26,13 +26,13 @@ from .operands import (
     weights_for_dx,
 )
 from .overlap import Overlap
-from .sizes import Sizes, cluster_size, sizes_of
+from .sizes import Sizes, backward_low_bytes, cluster_size, sizes_of
 
-# The gates' gradients in memory take at most so many bytes, unless that needs more than so many chunks.
+# Chunks are cut so that dz takes at most CHUNK_BYTES, but never into more than MAX_CHUNKS.
 CHUNK_BYTES, MAX_CHUNKS = 104 << 20, 8
-# With `Overlap` there are at least so many chunks, if each has at least so many steps.
+# With Overlap there are at least OVERLAPPED_CHUNKS, if each has OVERLAPPED_STEPS or more.
 OVERLAPPED_CHUNKS, OVERLAPPED_STEPS = 3, 150
-# The recurrence has multiprocessors to itself, if it needs at most this share of them.
+# A recurrence that needs at most this share of the multiprocessors gets them to itself.
 ALONE = 0.75
 
 
@@ -60,18 +60,23 @@ def _backward(
 ) -> tuple[Tensor, ...]:
     dy, dh, dc, dz, dv, dn = map(dense, (None if g is None or g.numel() == 0 else g for g in grads))
     y, gates, cells, moments = (cast(Tensor, dense(t)) for t in saved)  # hooks may have moved them
-    size, run, driven = sizes_of(i), Launcher(i), i.in_gate_space
+    size, run, in_gate_space = sizes_of(i), Launcher(i), i.in_gate_space
     chunks = Chunks(i, size, overlap is not None)
     recurrence = Recurrence(run, i, size, chunks, (gates, cells), dy, (dh, dc, dz), overlap is not None)
     if overlap is not None:
         for k in range(min(2, len(chunks))):
             overlap.begin(k, recurrence)
     # The momentum in gate space has the gradients of w_ih and b_ih.
-    need_weights = [need and not (driven and n % 2 == 0) for n, need in enumerate(needs[1:5])]
+    need_weights = [
+        need and not (in_gate_space and name in ("w_ih", "b_ih"))
+        for name, need in zip(Inputs._fields[1:5], needs[1:5], strict=True)
+    ]
     weights = WeightGradients(run, i, size, chunks, recurrence, y) if any(need_weights) else None
     dx = i.x.new_empty(size.R, size.N, i.x.shape[2]) if needs[0] else None
-    momentum = MomentumBackward(run, i, size, moments, (dv, dn), needs[0], chunks.room) if driven else None
-    of_input = None if dx is None or driven else InputGradient(run, i, size, chunks, recurrence, dx)
+    momentum = (
+        MomentumBackward(run, i, size, moments, (dv, dn), needs[0], chunks.room) if in_gate_space else None
+    )
+    of_input = None if dx is None or in_gate_space else InputGradient(run, i, size, chunks, recurrence, dx)
     for k in range(len(chunks)):
         if overlap is None:
             recurrence(k)
@@ -126,12 +131,12 @@ class Chunks:
         return slice(self._begins[first], self._begins[last])
 
 
-def chunk_length(size: Sizes, driven: bool, fine: bool, overlapped: bool) -> int:
+def chunk_length(size: Sizes, in_gate_space: bool, fine: bool, overlapped: bool) -> int:
     """Time steps of a chunk; overlapped: two chunks are in memory at a time."""
     total = size.R * size.N * size.H * (16 if fine else 8) * (1 + overlapped)
     least = min(OVERLAPPED_CHUNKS, size.T // OVERLAPPED_STEPS) if overlapped else 1
     length = -(-size.T // min(MAX_CHUNKS, max(least, -(-total // CHUNK_BYTES))))
-    return -(-length // SPACING) * SPACING if driven else length
+    return -(-length // SPACING) * SPACING if in_gate_space else length
 
 
 class Recurrence:
@@ -154,8 +159,8 @@ class Recurrence:
         self.run, self.i, self.size, self.chunks, self.saved, self.dy = run, i, size, chunks, saved, dy
         R, B, H, count = size.R, size.B, size.H, len(chunks)
         self._pack_weights()
-        # All chunks use the same memory, or every second one. If fine, what a chunk does not fill must be
-        # zeros for `product_in_groups`; the first chunk has the fewest rows.
+        # All chunks share one buffer, or two in turn. With fine, rows that a chunk does not fill must be zero
+        # for product_in_groups; the first chunk has the fewest.
         new = functools.partial(
             torch.zeros if i.fine else torch.empty, dtype=torch.float16, device=i.x.device
         )
@@ -173,7 +178,7 @@ class Recurrence:
             self.states.append((i.x.new_empty(R, B, H), i.x.new_empty(R, B, H), z))
         C = cluster_size(H)
         self.kernel = launch.kernel("lstm_backward", i.x.device.index, CTAS=C, **launch.lstm_defines(i))
-        self.shared = INPUTS * 32 * WARPS + (4096 * WARPS * -(-C // 2) if i.fine else 0)
+        self.shared = INPUT_BYTES * 32 * WARPS + (backward_low_bytes(C) if i.fine else 0)
         ctas = C * R * -(-B // TILE)
         if overlapped and ctas <= ALONE * launch.multiprocessors(i.x.device.index):
             self.shared = self.kernel.alone
@@ -235,7 +240,7 @@ class WeightGradients:
         )
         of_x = i.w_ih is not None and not i.in_gate_space
         self.features = 0 if i.in_gate_space else size.F
-        # Of a drive that was given, neither is read.
+        # If the drive was given, the kernel reads neither.
         self.x, self.largest_x = filtered_input(run, i, size) if of_x else (i.x, i.x)
         self.columns = _padded(size.H + self.features + 1)
         zeros_or_empty = torch.zeros if i.fine else torch.empty

@@ -18,27 +18,27 @@
 // U_high h_high + (U_high h_low + U_low h_high) / 2048, the second sum apart from the first. U_low is in shared memory, in
 // the order of registers.
 //
-// PACKED. Sequences of unequal length, longest first. A tile runs as many steps as its first row. Rows that have ended run on, on
-// any input: no other row sees them, and the backward pass ignores what they saved.
+// PACKED. Sequences of unequal length, longest first. A tile runs as many steps as its first row. Rows that have ended run
+// on, on any input: no other row sees them, and the backward pass ignores what they saved.
 //
 // EXTRAPOLATED. The gates are z + mu (z - z of the step before), mu = j / (j + 3), j counting modulo `every`.
 //
-// MOMENT. A momentum in gate space is computed here. The input is a = W x + b_ih; v = decay v + gain a. z starts as v (MOMENT = 1),
-// as v / sqrt(n + eps^2) (2) or as v / (sqrt(n) + eps) (3), with n = beta n + rest a^2 and rest = 1 - beta. The kernel holds
-// s = n / rest = beta s + a^2 instead of n. The momentum is one step ahead: it is computed while h is on its way to other CTAs.
-// v and s are saved every SPACING steps for the backward pass.
+// MOMENTUM_FORM. A momentum in gate space is computed here, from a = W x + b_ih and v = decay v + gain a. z starts as the
+// drive: v (1), v / sqrt(n + eps^2) (2) or v / (sqrt(n) + eps) (3). Here n = beta n + rest a^2, rest = 1 - beta. The kernel
+// holds s = n / rest = beta s + a^2 instead of n. The momentum is one step ahead: it is computed while h is on its way to
+// other CTAs. v and s are saved every SPACING steps for the backward pass.
 //
-// INPUTS. With EXTRA > 0 the projection W x + b rides on the same product: 16 EXTRA more columns,
-// in bfloat16 as high and low parts (see `pack_input`). With EXTRA = 0 the drive itself is read, (T, B, H, 4) in float32.
+// INPUTS. With INPUT_SLICES > 0 the same product also computes W x + b, by 16 INPUT_SLICES more columns in bfloat16: see
+// pack_input. With INPUT_SLICES = 0 the kernel reads W x + b, or a given drive, as (N, H, 4) in float32.
 //
-// All weights, but those for a momentum, carry a factor of -log2(e), or -2 log2(e) for g, so that sigmoid(z) = 1 / (1 + 2^z') and
-// tanh(z) = 2 / (1 + 2^z') - 1.
+// All weights, but those for a momentum, carry a factor of -log2(e), or -2 log2(e) for g, so that sigmoid(z) = 1 / (1 +
+// 2^z') and tanh(z) = 2 / (1 + 2^z') - 1.
 //
-// Compiled for CTAS = 1 to 8, EXTRA = 0 to 3, MOMENT = 0 to 3, and TABLE (whether decays are those of a
-// table, not of channels), KEEP, FINE, PACKED, EXTRAPOLATED = 0 or 1. Any H up to 32 CTAS: units beyond H have zero weights.
+// Compiled for CTAS = 1 to 8, INPUT_SLICES = 0 to 3, MOMENTUM_FORM = 0 to 3, and TABLE (whether decays are those of a table,
+// not of channels), KEEP, FINE, PACKED, EXTRAPOLATED = 0 or 1. Any H up to 32 CTAS: units beyond H have zero weights.
 
 constexpr int THREADS = 32 * WARPS;
-constexpr int UNITS = 8 * WARPS;        // of a CTA
+constexpr int UNITS = TILE * WARPS;     // of a CTA
 constexpr int WIDTH = UNITS * CTAS;     // units of the cluster
 constexpr int SLICES = WIDTH / 16;      // of U, 16 columns each
 constexpr u32 BLOCK = 128;              // bytes of h of a warp: 8 rows of 8 units
@@ -48,10 +48,11 @@ constexpr u32 BUFFER = PARTS * HIDDEN;     // bytes of h
 constexpr int CHAINS = FINE ? 1 : 2;       // of products for a gate that don't wait for each other; FINE has more with low parts
 constexpr u32 LOW_BYTES = FINE * WARPS * SLICES * 1024;  // of U_low
 constexpr int AHEAD = 4;                // steps for which inputs are on their way
-constexpr int PIECES = EXTRA ? EXTRA : 2;               // of a thread's input of a step: slices, or rows
-constexpr u32 PIECE = (EXTRA ? 8 : 16) * THREADS;       // bytes of that piece of all threads
+constexpr int PIECES = INPUT_SLICES ? INPUT_SLICES : 2;      // of a thread's input of a step: slices, or rows
+constexpr u32 PIECE = (INPUT_SLICES ? 8 : 16) * THREADS;     // bytes of that piece of all threads
 // Whether even and odd steps are compiled apart.
-constexpr bool BY_TWO = CTAS < 7 || FINE + PACKED + EXTRAPOLATED + (MOMENT == 0 ? 0 : EXTRA < 2 ? 1 : 2) < 2;
+constexpr bool BY_TWO =
+    CTAS < 7 || FINE + PACKED + EXTRAPOLATED + (MOMENTUM_FORM == 0 ? 0 : INPUT_SLICES < 2 ? 1 : 2) < 2;
 
 // The four gates of a unit from their z', as sigmoids 1 / (1 + 2^z'), with one division; tanh(g) is 2 g - 1 of this g.
 struct Gates {
@@ -65,53 +66,49 @@ __device__ inline Gates gates_of(float i, float f, float g, float o) {
   const float over_ab = all * cd, over_cd = all * ab;
   return {over_ab * b, over_cd * d, over_ab * a, over_cd * c};
 }
-__device__ inline float tanh_of(float x) {
-  return fmaf(2.f, reciprocal(1.f + exp2_fast(-2.f * LOG2E * x)), -1.f);
-}
-// The same where 1e-7 of a small x would be much.
+// tanh where 1e-7 of a small x would be much.
 __device__ inline float fine_tanh(float x) {
   const float s = x * x;
   float p = fmaf(-5.70498872745e-3f, s, 2.06390887954e-2f);
   p = fmaf(fmaf(fmaf(p, s, -5.37397155531e-2f), s, 1.33314422036e-1f), s, -3.33332819422e-1f);
   return fabsf(x) < 0.625f ? fmaf(p * s, x, x) : tanh_of(x);
 }
-// Two sigmoids for the backward pass, as counts of 1 / 65535: the errors of forget gates add up over time, and halves
-// would be sixteen times as coarse near 1/2. Added to 2^23, a count stands in the lowest bits.
-__device__ inline u32 counts_of(float v, float w) {
-  return __byte_perm(__float_as_uint(fmaf(v, 65535.f, 8388608.f)), __float_as_uint(fmaf(w, 65535.f, 8388608.f)), 0x5410);
-}
 
 extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREADS, 1)
-    lstm_forward(const uint4 *__restrict__ weights,  // (R, CTA, warp, slice, 2, lane), see `pack_forward`
-                 const uint4 *__restrict__ low,      // the same of U_low, without the extra columns
-                 const u32 *__restrict__ extra,      // (R, tile, step, EXTRA, lane, 2), or
-                 const float4 *__restrict__ drive,   // (R, N, H): i, f, g, o
-                 const float *__restrict__ bias,     // (R, 4, H) or null: b_hh, where a drive or a momentum is
-                 const float *__restrict__ h0,       // (R, B, H)
-                 const float *__restrict__ c0,       // (R, B, H)
-                 const float *__restrict__ z0,       // (R, B, 4, H): z of the step before the first
-                 const float *__restrict__ j0,       // (R, B): j of the first step
-                 float *__restrict__ y,              // (R, N, H)
-                 float *__restrict__ last_h,         // (R, B, H)
-                 float *__restrict__ last_c,         // (R, B, H)
-                 float *__restrict__ last_z,         // (R, B, 4, H)
-                 const float *__restrict__ decay,    // (T, 1) or (T, B), if TABLE; of a momentum, and so are
-                 const float *__restrict__ mu,       // (R, 4, H), the decay of each channel, if not
-                 const float *__restrict__ gain,     // (R, 4, H), or null: `step`
-                 const float *__restrict__ v0,       // (R, B, 4, H), or null: 0
-                 const float *__restrict__ n0,
-                 float *__restrict__ last_v,         // (R, B, 4, H), or null
+    lstm_forward(const uint4 *__restrict__ weights,     // (R, CTA, warp, slice, 2, lane), see `pack_forward`
+                 const uint4 *__restrict__ low,         // the same of U_low, without the extra columns
+                 const u32 *__restrict__ narrow_input,  // (R, tile, step, INPUT_SLICES, lane, 2), or
+                 const float4 *__restrict__ drive,      // (R, N, H): i, f, g, o
+                 const float *__restrict__ bias,        // (R, 4, H) or null: b_hh, if the user gave the drive or the
+                                                        // momentum is in gate space
+                 const float *__restrict__ h0,          // (R, B, H)
+                 const float *__restrict__ c0,          // (R, B, H)
+                 const float *__restrict__ z0,          // (R, B, 4, H): z of the step before the first
+                 const float *__restrict__ j0,          // (R, B): j of the first step
+                 float *__restrict__ y,                 // (R, N, H)
+                 float *__restrict__ last_h,            // (R, B, H)
+                 float *__restrict__ last_c,            // (R, B, H)
+                 float *__restrict__ last_z,            // (R, B, 4, H)
+                 const float *__restrict__ decay,       // (T, 1) or (T, B), if TABLE
+                 const float *__restrict__ mu,          // (R, 4, H), if not TABLE: the decay of each channel
+                 const float *__restrict__ gain,        // (R, 4, H), or null: `step`
+                 const float *__restrict__ v0,          // (R, B, 4, H), or null: 0
+                 const float *__restrict__ n0,          // as v0
+                 float *__restrict__ last_v,            // (R, B, 4, H), or null
                  float *__restrict__ last_n,
-                 float4 *__restrict__ saved_moments,  // (R, T / SPACING, B, H, 1 or 2): v and s of i, f, g, o
-                 uint4 *__restrict__ saved_gates,     // (R, tile, step, warp, lane): gates of two rows, FINE two of these
-                 u32 *__restrict__ saved_cells,       // (R, tile, step and one more, warp, lane): c of two rows in halves, FINE two of these
-                 const int *__restrict__ begins,     // (T + 1): of the N rows, where those of a step begin; all three if PACKED
-                 const int *__restrict__ lengths,    // (B): steps of a row
-                 const int *__restrict__ starts,     // (tile): steps of all tiles before
+                 float4 *__restrict__ saved_moments,    // (R, T / SPACING, B, H, 1 or 2): v and s of i, f, g, o
+                 uint4 *__restrict__ saved_gates,       // (R, tile, step, warp, lane): gates of two rows, FINE two of these
+                 u32 *__restrict__ saved_cells,         // (R, tile, step and one more, warp, lane): c of two rows in halves,
+                                                        // FINE two of these
+                 const int *__restrict__ begins,        // (T + 1): the first row of each step; this and the next two only if
+                                                        // PACKED
+                 const int *__restrict__ lengths,       // (B): steps of a row
+                 const int *__restrict__ starts,        // (tile): steps of all tiles before
                  int T, int B, int H, int N, int total,  // total: steps of all tiles
-                 int every, int decays,  // decays: 1 or B
+                 int every, int decay_columns,  // decay_columns: 1 or B
+                 // own_*: 1, or 0 if all replicas share one
                  int own_weight, int own_input, int own_bias, int own_state, int own_z, int own_j, int own_mu,
-                 int own_gain, int own_v, float step, float beta, float rest, float eps) {  // own: 1, or 0: all replicas share one
+                 int own_gain, int own_v, float step, float beta, float rest, float eps) {
   __shared__ __align__(128) unsigned char hidden[2 * BUFFER];
   __shared__ __align__(128) unsigned char inputs[AHEAD * PIECES * PIECE];
   __shared__ __align__(8) u64 barriers[2];
@@ -119,19 +116,19 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, g = lane / 4, q = lane % 4;
   const u32 rank = cluster_rank();
   const int tile = blockIdx.x / CTAS, tiles = gridDim.x / CTAS, replica = blockIdx.y;
-  const int unit = rank * UNITS + warp * 8 + g, row = tile * 8 + 2 * q;
+  const int unit = rank * UNITS + warp * 8 + g, row = tile * TILE + 2 * q;
   const bool mine[2] = {unit < H && row < B, unit < H && row + 1 < B};
-  const int steps = PACKED ? lengths[tile * 8] : T, start = PACKED ? starts[tile] : tile * T;
+  const int steps = PACKED ? lengths[tile * TILE] : T, start = PACKED ? starts[tile] : tile * T;
   const int ends[2] = {PACKED && row < B ? lengths[row] : T, PACKED && row + 1 < B ? lengths[row + 1] : T};
   const size_t states = (size_t)B * H, place = (size_t)row * H + unit;
   // Of the rows of step t the first.
   auto rows_of = [&](int t) { return (size_t)(PACKED ? begins[t < T ? t : T] : t * B); };
 
   // The weights, for good.
-  uint4 w[SLICES + EXTRA][2];
-  weights += (((size_t)replica * own_weight * CTAS + rank) * WARPS + warp) * (SLICES + EXTRA) * 64 + lane;
+  uint4 w[SLICES + INPUT_SLICES][2];
+  weights += (((size_t)replica * own_weight * CTAS + rank) * WARPS + warp) * (SLICES + INPUT_SLICES) * 64 + lane;
 #pragma unroll
-  for (int k = 0; k < SLICES + EXTRA; k++) {
+  for (int k = 0; k < SLICES + INPUT_SLICES; k++) {
     w[k][0] = weights[(2 * k) * 32];
     w[k][1] = weights[(2 * k + 1) * 32];
   }
@@ -144,12 +141,12 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   // h of before the first step into this CTA's first buffer, c into registers.
   h0 += (size_t)replica * own_state * states;
   c0 += (size_t)replica * own_state * states;
-  for (int i = thread; i < 8 * WIDTH; i += THREADS) {
-    const int u = i / 64 * 8 + i % 8, b = tile * 8 + i / 8 % 8;
+  for (int i = thread; i < TILE * WIDTH; i += THREADS) {
+    const int u = i / 64 * 8 + i % 8, b = tile * TILE + i / 8 % 8;
     const float x = u < H && b < B ? h0[(size_t)b * H + u] : 0.f;
     const u32 high = half2_of(x, 0.f);
     ((u16 *)hidden)[i] = (u16)high;
-    if (FINE) ((u16 *)hidden)[8 * WIDTH + i] = (u16)half2_of((x - floats_of(high).x) * LOW, 0.f);
+    if (FINE) ((u16 *)hidden)[TILE * WIDTH + i] = (u16)half2_of((x - floats_of(high).x) * LOW_SCALE, 0.f);
   }
   float c[2] = {mine[0] ? c0[place] : 0.f, mine[1] ? c0[place + H] : 0.f};
   float old[2][4] = {}, j[2] = {0.f, 0.f};
@@ -164,12 +161,12 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     }
   }
 
-  constexpr int MOMENTS = MOMENT > 1 ? 2 : 1;
+  constexpr int SAVED_MOMENTS = MOMENTUM_FORM > 1 ? 2 : 1;
   // v / sqrt(n + eps^2) is v / sqrt(s + least), over sqrt(rest), which is in the factors of gates.
   const float least = eps * eps * reciprocal(rest), root_rest = root(rest);
-  const float factor = -LOG2E * (MOMENT == 2 ? inverse_root(rest) : 1.f), factor_g = 2.f * factor;
+  const float factor = -LOG2E * (MOMENTUM_FORM == 2 ? inverse_root(rest) : 1.f), factor_g = 2.f * factor;
   float v[2][4] = {}, s[2][4] = {}, gains[4] = {}, mus[4] = {};
-  if (MOMENT) {
+  if (MOMENTUM_FORM) {
 #pragma unroll
     for (int gate = 0; gate < 4; gate++) {
       const int channel = gate * H + unit;
@@ -179,16 +176,16 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
       for (int n = 0; n < 2; n++) {
         const size_t at = ((size_t)replica * own_v * B + row + n) * 4 * H + channel;
         if (mine[n] && v0) v[n][gate] = v0[at];
-        if (MOMENT > 1 && mine[n] && n0) s[n][gate] = n0[at] * reciprocal(rest);
+        if (MOMENTUM_FORM > 1 && mine[n] && n0) s[n][gate] = n0[at] * reciprocal(rest);
       }
     }
-    saved_moments += (((size_t)replica * ((T + SPACING - 1) / SPACING) * B + row) * H + unit) * MOMENTS;
+    saved_moments += (((size_t)replica * ((T + SPACING - 1) / SPACING) * B + row) * H + unit) * SAVED_MOMENTS;
   }
   // The decays of the step that comes next, for two rows.
-  const int other_row = decays > 1 && row + 1 < B;
+  const int other_row = decay_columns > 1 && row + 1 < B;
   float2 fades = {0.f, 0.f};
   if (TABLE) {
-    decay += decays > 1 ? min(row, B - 1) : 0;
+    decay += decay_columns > 1 ? min(row, B - 1) : 0;
     fades = {decay[0], decay[other_row]};
   }
 
@@ -205,28 +202,29 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   if (KEEP) keep_cells();
   y += (size_t)replica * N * H + place;
 
-  // h_{t-1} comes on barrier t % 2. The first is there, and the wait for it, for a barrier's phase -1, passes at once.
+  // h_{t-1} arrives on barrier t % 2. h_{-1} is already here: the first wait is for phase -1 of its barrier and passes at
+  // once.
   const u32 received = settled(shared_address(barriers)), hidden_at = settled(shared_address(hidden));
   const bool first = settled(thread) == 0;
   if (first) {
     create_barrier(received);
     create_barrier(received + 8);
     publish_barriers();
-    expect(received + 8, 8 * WIDTH * 2 * PARTS);
+    expect(received + 8, TILE * WIDTH * 2 * PARTS);
   }
   __syncthreads();
   meet_cluster();
 
   // Inputs on their way. Each thread copies what it will read itself, so nobody waits for others.
-  const u32 own = settled(shared_address(inputs) + (EXTRA ? 8 : 16) * thread);
-  extra += (((size_t)replica * own_input * total + start) * EXTRA * 32 + lane) * 2;
+  const u32 own = settled(shared_address(inputs) + (INPUT_SLICES ? 8 : 16) * thread);
+  narrow_input += (((size_t)replica * own_input * total + start) * INPUT_SLICES * 32 + lane) * 2;
   drive += (size_t)replica * own_input * N * H + place;
   auto fetch = [&](int t) {
     const u32 slot = own + t % AHEAD * PIECES * PIECE;
-    if (EXTRA) {
+    if (INPUT_SLICES) {
 #pragma unroll
-      for (int k = 0; k < EXTRA; k++) copy_later<8>(slot + k * PIECE, extra + k * 64, t < steps);
-      extra += EXTRA * 64;
+      for (int k = 0; k < INPUT_SLICES; k++) copy_later<8>(slot + k * PIECE, narrow_input + k * 64, t < steps);
+      narrow_input += INPUT_SLICES * 64;
     } else {
       const float4 *from = PACKED ? drive + rows_of(t) * H : drive;
       copy_later<16>(slot, from, t < ends[0] && mine[0]);
@@ -236,9 +234,9 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     end_of_copies();
   };
   float4 b_hh = {0.f, 0.f, 0.f, 0.f};
-  if (!EXTRA)
+  if (!INPUT_SLICES)
     for (int i = 0; i < 2 * AHEAD; i++) store(own + i * PIECE, uint4{0, 0, 0, 0});
-  if ((MOMENT || !EXTRA) && bias && unit < H) {
+  if ((MOMENTUM_FORM || !INPUT_SLICES) && bias && unit < H) {
     bias += (size_t)replica * own_bias * 4 * H + unit;
     b_hh = {-LOG2E * bias[0], -LOG2E * bias[H], -2.f * LOG2E * bias[2 * H], -LOG2E * bias[3 * H]};
   }
@@ -253,9 +251,9 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   // What comes of x: rows 0 to 7 of a product are gate i (g), rows 8 to 15 gate f (o).
   auto receive = [&](int t, float(&z)[2][4]) {
     const u32 slot = own + t % AHEAD * PIECES * PIECE;
-    if (EXTRA) {
+    if (INPUT_SLICES) {
 #pragma unroll
-      for (int k = 0; k < EXTRA; k++) {
+      for (int k = 0; k < INPUT_SLICES; k++) {
         const uint2 b = load_pair(slot + k * PIECE);
         multiply_bfloats(z[0], w[SLICES + k][0], b.x, b.y);
         multiply_bfloats(z[1], w[SLICES + k][1], b.x, b.y);
@@ -276,26 +274,26 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
 #pragma unroll
       for (int n = 0; n < 2; n++)
         if (mine[n] && (!PACKED || t < ends[n])) {
-          float4 *to = saved_moments + n * H * MOMENTS;
+          float4 *to = saved_moments + n * H * SAVED_MOMENTS;
           to[0] = {v[n][0], v[n][1], v[n][2], v[n][3]};
-          if (MOMENT > 1) to[1] = {s[n][0], s[n][1], s[n][2], s[n][3]};
+          if (MOMENTUM_FORM > 1) to[1] = {s[n][0], s[n][1], s[n][2], s[n][3]};
         }
-      saved_moments += states * MOMENTS;
+      saved_moments += states * SAVED_MOMENTS;
     }
 #pragma unroll
     for (int i = 0; i < 8; i++) {
       const int n = i / 4, gate = i % 4;
       float &a = z[gate / 2][gate % 2 * 2 + n];
       v[n][gate] = fmaf(TABLE ? (n ? fades.y : fades.x) : mus[gate], v[n][gate], gains[gate] * a);
-      if (MOMENT > 1) s[n][gate] = fmaf(beta, s[n][gate], a * a);
+      if (MOMENTUM_FORM > 1) s[n][gate] = fmaf(beta, s[n][gate], a * a);
       a = v[n][gate];
-      if (MOMENT == 2) a *= inverse_root(s[n][gate] + least);
-      if (MOMENT == 3) a *= reciprocal(fmaf(root_rest, root(s[n][gate]), eps));
+      if (MOMENTUM_FORM == 2) a *= inverse_root(s[n][gate] + least);
+      if (MOMENTUM_FORM == 3) a *= reciprocal(fmaf(root_rest, root(s[n][gate]), eps));
       a = fmaf(gate == 2 ? factor_g : factor, a, gate == 0 ? b_hh.x : gate == 1 ? b_hh.y : gate == 2 ? b_hh.z : b_hh.w);
       asm volatile("" : "+f"(a));  // so that the compiler doesn't move it behind the next wait
     }
     if (TABLE) {  // without a branch, behind which the load would be waited for
-      decay += t + 1 < T ? decays : 0;
+      decay += t + 1 < T ? decay_columns : 0;
       fades = {decay[0], decay[other_row]};
     }
   };
@@ -310,11 +308,11 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     for (int gate = 0; gate < 4; gate++) {
       const size_t channel = (((size_t)replica * B + row + n) * 4 + gate) * H + unit;
       if (EXTRAPOLATED) last_z[channel] = (gate == 2 ? -0.5f / LOG2E : -1.f / LOG2E) * old[n][gate];
-      if (MOMENT && last_v) last_v[channel] = v[n][gate];
-      if (MOMENT > 1 && last_v) last_n[channel] = rest * s[n][gate];
+      if (MOMENTUM_FORM && last_v) last_v[channel] = v[n][gate];
+      if (MOMENTUM_FORM > 1 && last_v) last_n[channel] = rest * s[n][gate];
     }
   };
-  if (MOMENT) {
+  if (MOMENTUM_FORM) {
     wait_for_copies<AHEAD - 2>();
     receive(0, coming_z);
     advance(0, coming_z);
@@ -324,7 +322,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     const u32 next = now ^ 1;
     // stage 0: input, which does not need h
     float z[CHAINS][2][4] = {}, z_low[PARTS][2][4] = {};
-    if (MOMENT) {
+    if (MOMENTUM_FORM) {
 #pragma unroll
       for (int e = 0; e < 8; e++) z[0][e / 4][e % 4] = coming_z[e / 4][e % 4], coming_z[e / 4][e % 4] = 0.f;
       wait_for_copies<AHEAD - 3>();
@@ -332,7 +330,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     } else {
       wait_for_copies<AHEAD - 2>();
       receive(t, z[0]);
-      if (!EXTRA) {
+      if (!INPUT_SLICES) {
 #pragma unroll
         for (int n = 0; n < 2; n++) {
           z[0][0][n] = fmaf(-LOG2E, z[0][0][n], b_hh.x), z[0][0][2 + n] = fmaf(-LOG2E, z[0][0][2 + n], b_hh.y);
@@ -372,7 +370,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     }
 
     // While the products are on their way: nobody sends into this buffer again before it has our h_t.
-    if (CTAS > 1 && first) expect(received + 8 * now, 8 * WIDTH * 2 * PARTS);
+    if (CTAS > 1 && first) expect(received + 8 * now, TILE * WIDTH * 2 * PARTS);
 
     // stage 3: gates, cell
 #pragma unroll
@@ -381,7 +379,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
 #pragma unroll
       for (int gate = 0; gate < 4; gate++) {
         const int m = gate / 2, e = gate % 2 * 2 + n;
-        sums[gate] = FINE ? fmaf(1.f / LOW, z_low[0][m][e] + z_low[FINE][m][e], z[0][m][e])
+        sums[gate] = FINE ? fmaf(1.f / LOW_SCALE, z_low[0][m][e] + z_low[FINE][m][e], z[0][m][e])
                           : z[0][m][e] + z[CHAINS - 1][m][e];
         if (EXTRAPOLATED) {
           const float ahead = j[n] * reciprocal(j[n] + 3.f), sum = sums[gate];
@@ -403,7 +401,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     turned[0] = transpose(high);
     if (FINE) {
       const float2 rounded = floats_of(high);
-      turned[PARTS - 1] = transpose(half2_of((h[0] - rounded.x) * LOW, (h[1] - rounded.y) * LOW));
+      turned[PARTS - 1] = transpose(half2_of((h[0] - rounded.x) * LOW_SCALE, (h[1] - rounded.y) * LOW_SCALE));
     }
 #pragma unroll
     for (int part = 0; part < PARTS; part++) {
@@ -416,7 +414,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
       }
     }
   };
-  // What nobody waits for. It stands behind a branch, for else the compiler moves it before the sends.
+  // Stores that nobody waits for. A branch keeps the compiler from moving them before the sends.
   auto put = [&](int t) {
     // stage 5: stores
     if (mine[0] && (!PACKED || t < ends[0])) y[0] = h[0];
@@ -441,14 +439,14 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
       for (int n = 0; n < 2; n++)
         if (mine[n] && t + 1 == ends[n]) leave(n);
   };
-  // A branch over which the compiler does not move the wait: before the momentum, that would wait, too.
+  // A branch that keeps the compiler from moving the next wait before the momentum.
   const bool never = total < 0;
   auto goes_on = [&](int t, u32 now) {
     run(t, now);
     if (t + 1 == steps) return false;
     put(t);
-    if (MOMENT) advance(t + 1, coming_z);
-    return !(MOMENT && never);
+    if (MOMENTUM_FORM) advance(t + 1, coming_z);
+    return !(MOMENTUM_FORM && never);
   };
 #pragma unroll 1
   for (int t = 0; goes_on(t, BY_TWO ? 0 : t & 1); t++)
@@ -458,6 +456,6 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
 #pragma unroll
     for (int n = 0; n < 2; n++)
       if (mine[n]) leave(n);
-  // Nobody leaves while others may still write here: the last h was sent for this wait alone.
+  // A CTA must not exit while others may still write to its memory. The last h is sent only for this wait.
   if (CTAS > 1) wait(received + 8 * (steps & 1), (steps - 1) >> 1 & 1);
 }

@@ -9,9 +9,9 @@ from . import launch
 from .constants import TILE, WARPS
 from .inputs import Inputs
 from .launch import Launcher, is_own
-from .operands import both_shared_or_own, narrow_input, prepared, projected_input, wide_input
+from .operands import narrow_input, prepared, projected_input, wide_input, with_equal_replicas
 from .overlap import side_stream
-from .sizes import Sizes, cluster_size, saved_sizes, sizes_of, slices_of_input
+from .sizes import Sizes, cluster_size, forward_low_bytes, saved_sizes, sizes_of, slices_of_input
 
 
 def forward(inputs: Inputs, keep: bool) -> tuple[Tensor, ...]:
@@ -23,12 +23,12 @@ def forward(inputs: Inputs, keep: bool) -> tuple[Tensor, ...]:
     z, v, n = (i.x.new_empty(0 if t is None else (R, B, 4 * H)) for t in (i.z0, i.v0, i.n0))
     slices = slices_of_input(size.F, i.fine) if i.w_ih is not None else 0
     # A momentum in gate space reads W x + b_ih alone.
-    of_input = i._replace(b_hh=None, decay=None, step=1.0) if i.in_gate_space else i
-    drive = extra = None
+    of_input = i.for_projection() if i.in_gate_space else i
+    drive = narrow = None
     if i.w_ih is None:
         drive = i.x.view(len(i.x), size.N, 4, H).mT.contiguous()
     elif slices:
-        extra = narrow_input(run, of_input, size, slices)
+        narrow = narrow_input(run, of_input, size, slices)
     else:
         drive = projected_input(run, of_input, size, wide_input(run, of_input, size))
     weights, low = _packed_weights(run, of_input, size, slices)
@@ -37,7 +37,7 @@ def forward(inputs: Inputs, keep: bool) -> tuple[Tensor, ...]:
     launch.load_all(i, size, slices)
     if i.x.is_cuda:
         side_stream(i.x.device.index)  # created now, because the backward pass may be captured
-    _recur(run, i, size, slices, (weights, low, extra, drive), (y, h, c, z, v, n), saved, keep)
+    _recur(run, i, size, slices, (weights, low, narrow, drive), (y, h, c, z, v, n), saved, keep)
     return y, h, c, z, v, n, *saved
 
 
@@ -57,7 +57,8 @@ def _packed_weights(run: Launcher, i: Inputs, size: Sizes, slices: int) -> tuple
     run(
         "pack_forward", threads, replicas,
         w_hh=i.w_hh, w_ih=i.w_ih, b_ih=i.b_ih, b_hh=i.b_hh, packed=packed, low=low,
-        ctas=C, extra=slices, H=size.H, D=size.D, driven=i.decay is not None, plain=i.in_gate_space, **own,
+        ctas=C, input_slices=slices, H=size.H, D=size.D, filtered=i.decay is not None,
+        plain=i.in_gate_space, **own,
     )  # fmt: skip
     return packed, low
 
@@ -72,18 +73,21 @@ def _recur(
     saved: list[Tensor],
     keep: bool,
 ) -> None:
-    """All time steps. operands: packed weights, their low parts, the narrow input or the drive."""
+    """Run all time steps.
+
+    operands: packed weights, their low parts, narrow input, drive; those not used are None.
+    """
     R, T, B, N, H, _, _, total = size
-    weights, low, extra, drive = operands
+    weights, low, narrow, drive = operands
     y, h, c, z, v, n = outputs
     gates, cells, moments = saved
     bias = i.b_hh if i.in_gate_space or i.w_ih is None else None
-    h0, c0 = both_shared_or_own(i.h0, i.c0)
+    h0, c0 = with_equal_replicas(i.h0, i.c0)
     v0, n0 = i.v0, i.n0
     if v0 is not None and n0 is not None:
-        v0, n0 = both_shared_or_own(v0, n0)
+        v0, n0 = with_equal_replicas(v0, n0)
     C = cluster_size(H)
-    defines = {"CTAS": C, "EXTRA": slices, "KEEP": keep}
+    defines = {"CTAS": C, "INPUT_SLICES": slices, "KEEP": keep}
     defines |= launch.forward_momentum_defines(i) | launch.lstm_defines(i)
     kernel = launch.kernel("lstm_forward", i.x.device.index, **defines)
     begins, lengths, starts = run.rows
@@ -92,7 +96,7 @@ def _recur(
         (C * -(-B // TILE), R, 1),
         32 * WARPS,
         {
-            "weights": weights, "low": low, "extra": extra, "drive": drive, "bias": bias,
+            "weights": weights, "low": low, "narrow_input": narrow, "drive": drive, "bias": bias,
             "h0": h0, "c0": c0, "z0": i.z0, "j0": i.j0,
             "y": y, "last_h": h, "last_c": c, "last_z": z,
             "decay": i.decay, "mu": i.mu, "gain": i.gain, "v0": v0, "n0": n0,
@@ -100,12 +104,12 @@ def _recur(
             "saved_moments": moments, "saved_gates": gates, "saved_cells": cells,
             "begins": begins, "lengths": lengths, "starts": starts,
             "T": T, "B": B, "H": H, "N": N, "total": total, "every": i.every,
-            "decays": launch.decay_columns(i),
+            "decay_columns": launch.decay_columns(i.decay),
             "own_weight": own_weight, "own_input": is_own(i.x if drive is None else drive, R),
             "own_bias": is_own(bias, R), "own_state": is_own(h0, R), "own_z": is_own(i.z0, R),
             "own_j": is_own(i.j0, R), "own_mu": is_own(i.mu, R), "own_gain": is_own(i.gain, R),
             "own_v": is_own(v0, R),
             **launch.momentum_numbers(i),
         },
-        2048 * WARPS * C if i.fine else 0,
+        forward_low_bytes(C) if i.fine else 0,
     )  # fmt: skip

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from . import launch, nvrtc
-from .constants import STEP_UNITS
+from .constants import MAX_GRID, STEP_UNITS
 
 THREADS = STEP_UNITS * 4 * 2 * 32  # of a block: two warps for each gate of a unit
-MAX_ROWS = 8 * 65535  # a block has at most 8 rows, a grid at most 65535 blocks of rows
+MAX_ROWS_OF_BLOCK = 8
+MAX_ROWS = MAX_ROWS_OF_BLOCK * MAX_GRID
 
 
 class MomentumNumbers(NamedTuple):
@@ -29,7 +30,7 @@ class MomentumNumbers(NamedTuple):
     eps_in_sqrt: bool = True
 
 
-class Steps:
+class FusedSteps:
     """The state of L layers for B rows, which each call advances by one step.
 
     weights: for each layer W (4H, D), U (4H, H), and two biases (4H,) or None. They must stay where they are.
@@ -55,14 +56,14 @@ class Steps:
         self._h, self._k = (h, torch.empty_like(h)), (k, torch.empty_like(k))
         self._turn = 0
         B, H = h.shape[1:]
-        rows = min(8, 1 << (B - 1).bit_length())
+        rows = min(MAX_ROWS_OF_BLOCK, 1 << (B - 1).bit_length())
         moments = 0 if momentum is None else 1 if momentum.beta is None else 2
         grid = -(-H // STEP_UNITS), -(-B // rows), 1
         signature, self._launch = _launcher(h.device.index, grid, rows, moments)
         numbers = momentum or MomentumNumbers()
         self._packed = [self._pack(signature, weights, numbers, turn) for turn in (0, 1)]
         # The places of the arguments that change at each step.
-        self._x, self._y, self._decay = map(signature.place, ("x", "y", "decay"))
+        self._x_place, self._y_place, self._decay_place = map(signature.place, ("x", "y", "decay"))
 
     @property
     def h(self) -> Tensor:
@@ -73,13 +74,16 @@ class Steps:
         return self._k[self._turn]
 
     def __call__(self, x: Tensor, y: Tensor, decay: Tensor | None = None) -> None:
-        """One step on x (B, D). y (B, H) gets h of the last layer. decay: (B,) or None. All contiguous."""
+        """One step on x (B, D). y (B, H) gets h of the last layer.
+
+        decay: (B,) at every call, or at none. All are contiguous.
+        """
         layers = self._packed[self._turn]
-        layers[0][self._x] = x.data_ptr()
-        layers[-1][self._y] = y.data_ptr()
+        layers[0][self._x_place] = x.data_ptr()
+        layers[-1][self._y_place] = y.data_ptr()
         if decay is not None:
             for packed in layers:
-                packed[self._decay] = decay.data_ptr()
+                packed[self._decay_place] = decay.data_ptr()
         for packed in layers:
             self._launch(packed)
         self._turn ^= 1

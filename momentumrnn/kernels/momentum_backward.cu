@@ -2,23 +2,23 @@
 // each channel. The forward one is part of `lstm_forward`: for each row of the batch and each channel
 //
 //   a_t = w . x_t + b_ih,   v_t = d_t v_{t-1} + gain a_t,   n_t = beta n_{t-1} + rest a_t^2,
-//   drive_t = v_t (MOMENT = 1),   or v_t / sqrt(n_t + eps^2) (2),   or v_t / (sqrt(n_t) + eps) (3).
+//   drive_t = v_t (MOMENTUM_FORM = 1),   or v_t / sqrt(n_t + eps^2) (2),   or v_t / (sqrt(n_t) + eps) (3).
 //
 // A thread has a row and CHANNELS channels, and goes through time alone: no sum depends on the order of threads. There may
 // be few threads, so the loads of many steps are on their way together. All in float32.
 //
-// Row (t, b) of what has N rows is begins[t] + b if PACKED, else t B + b; each row b has its own number of steps, and beyond
-// them nothing is read or written. Channels are woven, unit * 4 + gate, inside, and in torch's order, gate * H + unit, in
-// what is the user's. Replicas are blockIdx.y; an `each_` of 0 marks what they share.
+// Row (t, b) is row begins[t] + b of N if PACKED, else t B + b. Nothing is read or written after the last step of a row.
+// Inside, channels are interleaved, unit * 4 + gate; the user's tensors have torch's order, gate * H + unit. Replicas are
+// blockIdx.y; an own_ argument is 1 if each replica has its own tensor, and 0 if all share one.
 //
-// Compiled for FEATURES = 0 (a itself is given) to 15, MOMENT = 1 to 3, and PACKED, TABLE (decays are those of a table, not of
-// channels), LEARNED (d mu and d gain, too), PASSED (da is written), FINE = 0 or 1; CHANNELS = 2, or 1 where
-// threads are few. Threads: B 4H / CHANNELS.
+// Compiled for FEATURES = 0 (a itself is given) to 15, MOMENTUM_FORM = 1 to 3, and PACKED, TABLE (decays are those of a
+// table, not of channels), LEARNED (d mu and d gain, too), WRITES_DA (whether it stores the gradient of a), FINE = 0 or 1;
+// CHANNELS = 2, or 1 where threads are few. Threads: B 4H / CHANNELS.
 
-constexpr int SECOND = MOMENT > 1;
+constexpr int SECOND = MOMENTUM_FORM > 1;
 constexpr int THREADS = MOMENTUM_THREADS;
 constexpr int WIDTH = FEATURES > 0 ? FEATURES : CHANNELS;  // numbers that a thread reads in a step
-constexpr int HELD = FEATURES > 2 ? 0 : 1;          // whether x of so many steps is in registers
+constexpr int HELD = FEATURES > 2 ? 0 : 1;          // 1 if x of a group of steps stays in registers
 constexpr int PARTS = 2 + FINE;                     // of da
 constexpr int SUMS = FEATURES + 1 + 2 * LEARNED;    // of a row and channel: dW, db, d mu, d gain
 
@@ -41,7 +41,7 @@ struct Owned {
   }
   __device__ int place(int c) const { return (j % 4 + c) * H + j / 4; }  // of a channel in torch's order
 };
-// The features of a row, so many in one load as its place allows: loads are what many features cost.
+// The features of a row, loaded in pieces as wide as their alignment allows: loads are the cost of many features.
 struct Row {
   static constexpr int TOGETHER = FEATURES % 4 == 0 ? 4 : FEATURES % 2 == 0 ? 2 : 1;
   __align__(16) float x[FEATURES > 0 ? FEATURES : 1];
@@ -72,7 +72,7 @@ struct Channel {
 };
 struct Given {
   const float *w_ih, *b_ih, *decay, *mu, *gain;
-  int decays, own_w, own_bias, own_mu, own_gain;
+  int decay_columns, own_w, own_bias, own_mu, own_gain;
   float step;
 
   __device__ Channel channel(int r, int place, int width) const {
@@ -85,38 +85,39 @@ struct Given {
     return c;
   }
   // The decay of a step, of which channels have none of their own.
-  __device__ float fade(int t) const { return TABLE ? decay[(size_t)t * decays] : 0.f; }
+  __device__ float fade(int t) const { return TABLE ? decay[(size_t)t * decay_columns] : 0.f; }
   __device__ float of(const Channel &c, float fade) const { return TABLE ? fade : c.mu; }
 };
-// Backwards over the steps from `first`, a multiple of SPACING, to `last`, so many of them at a time: their moments are
-// computed again from what was saved, then it goes back through them. As in `lstm_forward` it has s = n / rest in place of n. With g
-// the gradient of the drive and r the factor of v,
+// Goes backwards from last to first, a multiple of SPACING, in groups of SPACING steps: recomputes the moments of a group
+// from the saved ones, then differentiates it. Like lstm_forward it has s = n / rest in place of n. g is the gradient of the
+// drive, r the factor of v:
 //
 //   dv_t = g_t r_t + d_{t+1} dv_{t+1},   ds_t = g_t d drive / ds + beta ds_{t+1},   da_t = gain dv_t + 2 a_t ds_t.
 //
-// For ds it has -2 ds, whose part of a step is g v r / (s + eps^2 / rest) in the first form, g v r^2 sqrt(rest / s) in the
-// second.
-// Where threads are few, registers are not: else the compiler saves them, and begins loads late.
+// The kernel holds -2 ds. A step adds g v r / (s + eps^2 / rest) in form 2, g v r^2 sqrt(rest / s) in form 3.
+// The launch bound leaves more registers where threads are few: otherwise the compiler saves registers and starts loads
+// late.
 extern "C" __global__ void __launch_bounds__(THREADS, CHANNELS == 1 && HELD && !PACKED ? 5 : 0)
     momentum_backward(const float *__restrict__ x,        // (R, N, FEATURES), or a itself, (R, N, H, 4)
-                   const float *__restrict__ w_ih,     // (R, 4 H, FEATURES), or null
-                   const float *__restrict__ b_ih,     // (R, 4 H), or null; a that is given has it in it
-                   const float *__restrict__ decay,    // (T, 1) or (T, B), if TABLE
-                   const float *__restrict__ mu,       // (R, 4 H), if not
-                   const float *__restrict__ gain,     // (R, 4 H), or null: `step`
-                   const float *__restrict__ saved,     // (R, T / SPACING, B, H, 1 or 2, 4): v and s
-                   const int *__restrict__ begins,     // (T + 1), if PACKED
-                   const int *__restrict__ lengths,    // (B), if PACKED
-                   const u16 *__restrict__ dz,         // (R, room, H, 4): S g, of the rows from (first, 0) on
-                   const u16 *__restrict__ dz_low,     // the same: LOW times what these halves left; if FINE
-                   const float *__restrict__ scales,   // (R, room): 1 / S
-                   float *__restrict__ dv,             // (R, B, 4 H): comes with d dv of step `last`, or what last_v
-                   float *__restrict__ dn,             // and last_n have; goes with d dv of step `first`
-                   float *__restrict__ sums,           // (R, B, H, 4, SUMS), added to
-                   u16 *__restrict__ da,               // (R, room, PARTS, H, 4): bfloat16s that add up to it; if PASSED
-                   int first, int last, int room, int T, int B, int H, int N, int decays, int own_x,
-                   int own_w, int own_bias, int own_mu, int own_gain, float step, float beta, float rest,
-                   float eps) {  // rest: 1 - beta
+                      const float *__restrict__ w_ih,     // (R, 4 H, FEATURES), or null
+                      const float *__restrict__ b_ih,     // (R, 4 H), or null; a that is given has it in it
+                      const float *__restrict__ decay,    // (T, 1) or (T, B), if TABLE
+                      const float *__restrict__ mu,       // (R, 4 H), if not
+                      const float *__restrict__ gain,     // (R, 4 H), or null: `step`
+                      const float *__restrict__ saved,    // (R, T / SPACING, B, H, 1 or 2, 4): v and s
+                      const int *__restrict__ begins,     // (T + 1), if PACKED
+                      const int *__restrict__ lengths,    // (B), if PACKED
+                      const u16 *__restrict__ dz,         // (R, room, H, 4): S g, of the rows from (first, 0) on
+                      const u16 *__restrict__ dz_low,     // the same: LOW_SCALE times what these halves left; if FINE
+                      const float *__restrict__ scales,   // (R, room): 1 / S
+                      float *__restrict__ dv,             // (R, B, 4 H): in, the gradient of v after the last step; out, of
+                                                          // v before the first
+                      float *__restrict__ dn,             // the same of n
+                      float *__restrict__ sums,           // (R, B, H, 4, SUMS), added to
+                      u16 *__restrict__ da,               // (R, room, PARTS, H, 4): bfloat16s that add up to it, if WRITES_DA
+                      int first, int last, int room, int T, int B, int H, int N, int decay_columns, int own_x,
+                      int own_w, int own_bias, int own_mu, int own_gain, float step, float beta, float rest,
+                      float eps) {  // rest: 1 - beta
   // Of a wide x, which is read twice, a and then da of this thread's steps.
   __shared__ float columns[HELD ? 1 : SPACING][CHANNELS][THREADS];
   const Owned own(H);
@@ -124,7 +125,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CHANNELS == 1 && HELD && !
   if (b >= B) return;
   const int end = min(PACKED ? lengths[b] : T, last);
   if (end <= first) return;
-  const Given given = {w_ih, b_ih, decay + (decays > 1 ? b : 0), mu, gain, decays, own_w, own_bias, own_mu, own_gain, step};
+  const Given given = {w_ih, b_ih, decay + (decay_columns > 1 ? b : 0), mu, gain, decay_columns, own_w, own_bias, own_mu, own_gain,
+                       step};
   Channel channels[CHANNELS];
 #pragma unroll
   for (int c = 0; c < CHANNELS; c++) channels[c] = given.channel(r, own.place(c), width);
@@ -136,7 +138,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CHANNELS == 1 && HELD && !
   // Among the rows of this chunk.
   const size_t before_here = (size_t)r * room - (PACKED ? begins[first] : first * B);
 
-  const float least = MOMENT == 2 ? eps * eps * reciprocal(rest) : 0.f, over_root = MOMENT == 2 ? inverse_root(rest) : 1.f;
+  const float least = MOMENTUM_FORM == 2 ? eps * eps * reciprocal(rest) : 0.f;
+  const float over_root = MOMENTUM_FORM == 2 ? inverse_root(rest) : 1.f;
   const float root_rest = root(rest);
   float to_v[CHANNELS], to_s[CHANNELS] = {}, dw[CHANNELS][FEATURES > 0 ? FEATURES : 1] = {};
   float db[CHANNELS] = {}, dmu[CHANNELS] = {}, dgain[CHANNELS] = {};
@@ -172,7 +175,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CHANNELS == 1 && HELD && !
 #pragma unroll
         for (int c = 0; c < CHANNELS; c++) {
           by_v[k][c] = (c ? high.y : high.x) * scale;
-          if (FINE) by_v[k][c] = fmaf((c ? low.y : low.x) * (1.f / LOW), scale, by_v[k][c]);
+          if (FINE) by_v[k][c] = fmaf((c ? low.y : low.x) * (1.f / LOW_SCALE), scale, by_v[k][c]);
         }
         fades[k] = given.fade(s + k);
 #pragma unroll
@@ -190,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CHANNELS == 1 && HELD && !
       if (HELD) return channels[c].project(held[HELD ? k : 0], c);
       return columns[HELD ? 0 : k][c][threadIdx.x];
     };
-    // The moments again, and g by its factors, in the order of autograd: one may be 0 where another is inf.
+    // Recompute the moments. g is multiplied by its factors in autograd's order: one may be 0 where another is inf.
 #pragma unroll
     for (int k = 0; k < SPACING; k++)
 #pragma unroll
@@ -201,10 +204,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CHANNELS == 1 && HELD && !
           v[c] = fmaf(given.of(channels[c], fades[k]), v[c], channels[c].gain * a);
           if (SECOND) {
             second[c] = fmaf(beta, second[c], a * a);
-            const float over = inverse_root(MOMENT == 2 ? second[c] + least : second[c]);
-            const float factor = MOMENT == 2 ? over : reciprocal(fmaf(root_rest, root(second[c]), eps));
+            const float over = inverse_root(MOMENTUM_FORM == 2 ? second[c] + least : second[c]);
+            const float factor = MOMENTUM_FORM == 2 ? over : reciprocal(fmaf(root_rest, root(second[c]), eps));
             by_v[k][c] *= factor;
-            by_s[k][c] = by_v[k][c] * (v[c] * factor) * (MOMENT == 2 ? over : root_rest * over);
+            by_s[k][c] = by_v[k][c] * (v[c] * factor) * (MOMENTUM_FORM == 2 ? over : root_rest * over);
           }
         }
 #pragma unroll
@@ -231,7 +234,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CHANNELS == 1 && HELD && !
 #pragma unroll
           for (int f = 0; f < FEATURES && HELD; f++) dw[c][f] = fmaf(to_a[c], held[HELD ? k : 0][f], dw[c][f]);
         }
-        if (PASSED) {
+        if (WRITES_DA) {
           u16 *to = da_here + channels_ahead(k) * PARTS;
 #pragma unroll
           for (int part = 0; part < PARTS; part++) {

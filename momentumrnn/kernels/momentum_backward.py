@@ -6,7 +6,15 @@ import torch
 from torch import Tensor
 
 from . import launch
-from .constants import MOMENTUM_THREADS
+from .constants import (
+    COLUMNS,
+    FINE_COLUMNS,
+    FINE_PARTS_OF_W,
+    FINE_PARTS_OF_X,
+    MOMENTUM_THREADS,
+    PARTS_OF_W,
+    PARTS_OF_X,
+)
 from .inputs import Inputs
 from .launch import Launcher, is_own
 from .operands import (
@@ -17,11 +25,24 @@ from .operands import (
     sum_of_parts,
     wide_input,
 )
-from .sizes import NARROW, Sizes
+from .sizes import MAX_FEATURES_OF_MOMENTUM_BACKWARD, Sizes
 
-# Columns of a feature, and which of them hold its parts, for the products that give dx and dW: see `Columns`.
-PARTS_FOR_DX = {True: (6, (0, 1, 3)), False: (3, (0, 2))}
-PARTS_FOR_DW = {True: (6, (0, 2, 4)), False: (3, (0, 1))}
+
+def _columns_of_parts(columns: int, parts: int) -> tuple[int, tuple[int, ...]]:
+    """The columns of a feature, and for each part the first one that has it; parts: see common.cu."""
+    part_of = [parts >> 4 * column & 15 for column in range(columns)]
+    return columns, tuple(part_of.index(part) for part in range(max(part_of) + 1))
+
+
+# For the products that give dx and dW, by `fine`: where the parts of W, or of x, are.
+PARTS_FOR_DX = {
+    True: _columns_of_parts(FINE_COLUMNS, FINE_PARTS_OF_W),
+    False: _columns_of_parts(COLUMNS, PARTS_OF_W),
+}
+PARTS_FOR_DW = {
+    True: _columns_of_parts(FINE_COLUMNS, FINE_PARTS_OF_X),
+    False: _columns_of_parts(COLUMNS, PARTS_OF_X),
+}
 
 
 class MomentumBackward:
@@ -40,20 +61,21 @@ class MomentumBackward:
         """moments: saved by the forward pass; last: dv and dn of the last step; room: rows of a chunk."""
         self.run, self.i, self.size, self.moments, self.room = run, i, size, moments, room
         R, B, H, D = size.R, size.B, size.H, size.D
-        self.features = D if D <= NARROW else 0
+        self.features = D if D <= MAX_FEATURES_OF_MOMENTUM_BACKWARD else 0
         self.parts = 3 if i.fine else 2  # bfloat16 parts of da
         self.dv, self.dn = (i.x.new_zeros(R, B, 4 * H) if d is None else d.clone() for d in last)
         self.learned = i.mu is not None or i.gain is not None
-        # Of each row and gate row: dW of a narrow input, db_ih and, if they are learned, dmu and dgain.
+        # For each row and channel: dW of an input that this kernel projects, db_ih and, if they are learned,
+        # dmu and dgain.
         self.sums = i.x.new_zeros(R, B, H, 4, self.features + (3 if self.learned else 1))
-        self.source, self.columns, self.weights = i.x, None, None
+        self.x_or_a, self.packed_input, self.weights = i.x, None, None
         self.dw: Tensor | None = None  # of a wide input: the products of the parts of da and of x
         if need_dx:
-            self.weights = input_weights(run, i.w_ih, None, None, size, driven=False, fine=i.fine)
+            self.weights = input_weights(run, i.w_ih, None, None, size, filtered=False, fine=i.fine)
         if not self.features:
-            of_input = i._replace(b_hh=None, decay=None, step=1.0)
-            self.columns = wide_input(run, of_input, size)
-            self.source = projected_input(run, of_input, size, self.columns)
+            of_input = i.for_projection()
+            self.packed_input = wide_input(run, of_input, size)
+            self.x_or_a = projected_input(run, of_input, size, self.packed_input)
 
     def add(
         self,
@@ -64,19 +86,19 @@ class MomentumBackward:
         rows: slice,
         dx: Tensor | None,
     ) -> None:
-        """Go back through the time steps first to last; rows: theirs among all N; dx: written if given."""
+        """Go back through steps (first, last). rows: their rows among all N; dx: filled if given."""
         i, R, H = self.i, self.size.R, self.size.H
-        needed = dx is not None or self.columns is not None
+        needs_da = dx is not None or self.packed_input is not None
         # Rows beyond those of this chunk are zeros, for products over whole groups.
         new = torch.zeros if i.fine else torch.empty
         shape = R, self.room, self.parts, 4 * H
-        da = new(shape, dtype=torch.bfloat16, device=i.x.device) if needed else None
+        da = new(shape, dtype=torch.bfloat16, device=i.x.device) if needs_da else None
         self._go_back(dz, dz_low, scales, steps, da)
         if da is None:
             return
         count = rows.stop - rows.start
-        if self.columns is not None:
-            self._add_to_dw(da, self.columns[:, rows].expand(R, -1, -1), count)
+        if self.packed_input is not None:
+            self._add_to_dw(da, self.packed_input[:, rows].expand(R, -1, -1), count)
         if dx is not None:
             assert self.weights is not None
             # Here each part of a row of da is a row of its own.
@@ -95,7 +117,7 @@ class MomentumBackward:
             (-(-B * 4 * H // defines["CHANNELS"] // MOMENTUM_THREADS), R, 1),
             MOMENTUM_THREADS,
             {
-                "x": self.source,
+                "x": self.x_or_a,
                 # The projection of a wide input has W and b_ih in it.
                 "w_ih": i.w_ih if self.features else None, "b_ih": i.b_ih if self.features else None,
                 "decay": i.decay, "mu": i.mu, "gain": i.gain, "saved": self.moments,
@@ -103,20 +125,20 @@ class MomentumBackward:
                 "dz": dz, "dz_low": dz_low, "scales": scales,
                 "dv": self.dv, "dn": self.dn if i.beta is not None else None, "sums": self.sums, "da": da,
                 "first": steps[0], "last": steps[1], "room": self.room,
-                "T": T, "B": B, "H": H, "N": N, "decays": launch.decay_columns(i),
-                "own_x": is_own(self.source, R), "own_w": is_own(i.w_ih, R), "own_bias": is_own(i.b_ih, R),
+                "T": T, "B": B, "H": H, "N": N, "decay_columns": launch.decay_columns(i.decay),
+                "own_x": is_own(self.x_or_a, R), "own_w": is_own(i.w_ih, R), "own_bias": is_own(i.b_ih, R),
                 "own_mu": is_own(i.mu, R), "own_gain": is_own(i.gain, R),
                 **launch.momentum_numbers(i),
             },
         )  # fmt: skip
 
-    def _add_to_dw(self, da: Tensor, columns: Tensor, count: int) -> None:
+    def _add_to_dw(self, da: Tensor, packed_input: Tensor, count: int) -> None:
         # Here the parts of a row of da are beside each other.
         if self.i.fine:
-            padded = torch.nn.functional.pad(columns, (0, 0, 0, self.room - count))
+            padded = torch.nn.functional.pad(packed_input, (0, 0, 0, self.room - count))
             products = torch.cat([product_in_groups(part, padded) for part in da.unbind(2)], 1)
         else:
-            products = product(da.flatten(2)[:, :count].mT, columns)
+            products = product(da.flatten(2)[:, :count].mT, packed_input)
         self.dw = products if self.dw is None else self.dw.add_(products)
 
     def gradients(self) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None]]:

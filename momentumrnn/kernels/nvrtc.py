@@ -24,7 +24,7 @@ Defines = tuple[tuple[str, int], ...]
 WINDOWS = os.name == "nt"
 # Attributes of a kernel, as the driver numbers them.
 STATIC_SHARED, LOCAL_BYTES, REGISTERS, DYNAMIC_SHARED, SHARED_PERCENT = 1, 3, 4, 8, 9
-MOST_SHARED = 97  # of a device
+MAX_SHARED_OF_BLOCK = 97  # an attribute of a device
 NO_CONTEXT = 201  # an error of the driver
 FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
@@ -45,13 +45,13 @@ def missing() -> str:
     """Why kernels can't be compiled here, for a user; empty if they can."""
     if _nvrtc() is not None:
         return ""
-    wheel = "nvidia-cuda-nvrtc-cu12" if _wanted() == 12 else "nvidia-cuda-nvrtc"
+    wheel = "nvidia-cuda-nvrtc-cu12" if _cuda_major() == 12 else "nvidia-cuda-nvrtc"
     return f"NVRTC, which compiles CUDA kernels, was not found; 'pip install {wheel}' brings it"
 
 
 def compile(source: str, arch: str, defines: Mapping[str, int]) -> tuple[bytes, str]:
     """Compiles CUDA C++ without headers for an arch like "sm_90"; returns the cubin and ptxas's report."""
-    nvrtc, program, size = _found(), ctypes.c_void_p(), ctypes.c_size_t()
+    nvrtc, program, size = _require_nvrtc(), ctypes.c_void_p(), ctypes.c_size_t()
     options = [option.encode() for option in _options(arch, defines)]
     if nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None):
         raise RuntimeError("NVRTC could not start")
@@ -82,11 +82,13 @@ def resources(log: str) -> dict[str, Resources]:
     return found
 
 
-def cubin(source: str, arch: str, defines: Mapping[str, int], driver: int = 0, anew: bool = False) -> bytes:
-    """The cubin from the cache on disk, or compiled and put there; anew: compiled in any case."""
+def cubin(
+    source: str, arch: str, defines: Mapping[str, int], driver: int = 0, recompile: bool = False
+) -> bytes:
+    """The cubin from the cache on disk, or compiled and put there; recompile: in any case."""
     key = repr((source, _options(arch, defines), _version(), driver))
     path = _folder() / f"{hashlib.sha256(key.encode()).hexdigest()}.cubin"
-    code = None if anew else _read(path)
+    code = None if recompile else _read(path)
     if code is None:
         code, _ = compile(source, arch, defines)
         _write(path, code)
@@ -120,7 +122,10 @@ class Signature:
         self._buffer = ctypes.c_uint64 * (2 * count)
 
     def pack(self, arguments: Mapping[str, Argument]) -> "ctypes.Array[ctypes.c_uint64]":
-        """The arguments as the driver takes them: a pointer to each value, then the values, 8 bytes each."""
+        """The arguments as the driver takes them: a pointer to each value, then the values, 8 bytes each.
+
+        The dtype of a tensor is not checked.
+        """
         count, buffer = len(self._names), self._buffer()
         start = ctypes.addressof(buffer) + 8 * count
         try:
@@ -170,7 +175,7 @@ def signature(source: str, kernel: str) -> Signature:
 
 
 class Kernel:
-    """A kernel on a device. Its parameters are pointers, int and float."""
+    """A kernel on a device, with its signature."""
 
     def __init__(
         self, name: str, device: int, parameters: Signature, context: int | None, module: int | None
@@ -180,7 +185,8 @@ class Kernel:
         self.name, self.device, self.signature = name, device, parameters
         self._context, self._function = context, function.value
         self._shared = self._attribute(DYNAMIC_SHARED)
-        # The driver would leave a multiprocessor with as much shared memory as one CTA needs, and so alone.
+        # By default the driver gives a multiprocessor only the shared memory of one CTA, so that no second
+        # CTA fits.
         self._set(SHARED_PERCENT, 100)
 
     def __call__(
@@ -209,7 +215,7 @@ class Kernel:
             if code == NO_CONTEXT:
                 _call(self._context, launch, *everything)
             elif code:
-                _check(code)
+                _raise_on_error(code)
 
         return call
 
@@ -246,17 +252,17 @@ def _module(source: str, defines: Defines, device: int) -> tuple[int | None, int
         )
     driver, number, version = _driver(), ctypes.c_int(), ctypes.c_int()
     context, module = ctypes.c_void_p(), ctypes.c_void_p()
-    _check(driver.cuDriverGetVersion(ctypes.byref(version)))
-    _check(driver.cuDeviceGet(ctypes.byref(number), device))
-    _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), number))
+    _raise_on_error(driver.cuDriverGetVersion(ctypes.byref(version)))
+    _raise_on_error(driver.cuDeviceGet(ctypes.byref(number), device))
+    _raise_on_error(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), number))
     major, minor = torch.cuda.get_device_capability(device)
-    what = source, f"sm_{major}{minor}", dict(defines), version.value
-    code = cubin(*what)
+    arguments = source, f"sm_{major}{minor}", dict(defines), version.value
+    code = cubin(*arguments)
     try:
         _call(context.value, driver.cuModuleLoadData, ctypes.byref(module), code)
     except RuntimeError:
-        # What the cache has is whole, and not what the driver takes: once more, without it.
-        _call(context.value, driver.cuModuleLoadData, ctypes.byref(module), cubin(*what, anew=True))
+        # The cached cubin is whole, but the driver refuses it: compile again.
+        _call(context.value, driver.cuModuleLoadData, ctypes.byref(module), cubin(*arguments, recompile=True))
     return context.value, module.value
 
 
@@ -264,8 +270,8 @@ def _module(source: str, defines: Defines, device: int) -> tuple[int | None, int
 def _most_shared(device: int) -> int:
     """Bytes of shared memory that a CTA can have."""
     driver, number, most = _driver(), ctypes.c_int(), ctypes.c_int()
-    _check(driver.cuDeviceGet(ctypes.byref(number), device))
-    _check(driver.cuDeviceGetAttribute(ctypes.byref(most), MOST_SHARED, number))
+    _raise_on_error(driver.cuDeviceGet(ctypes.byref(number), device))
+    _raise_on_error(driver.cuDeviceGetAttribute(ctypes.byref(most), MAX_SHARED_OF_BLOCK, number))
     return most.value
 
 
@@ -284,15 +290,15 @@ def _driver() -> ctypes.CDLL:
 def _call(context: int | None, function: Any, *args: Any) -> None:
     """Calls the driver in a context: a thread of autograd may have none, or that of another device."""
     driver = _driver()
-    _check(driver.cuCtxPushCurrent_v2(context))
+    _raise_on_error(driver.cuCtxPushCurrent_v2(context))
     try:
         code = function(*args)
     finally:
         driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
-    _check(code)
+    _raise_on_error(code)
 
 
-def _check(code: int) -> None:
+def _raise_on_error(code: int) -> None:
     if code:
         name, text = ctypes.c_char_p(), ctypes.c_char_p()
         _driver().cuGetErrorName(code, ctypes.byref(name))
@@ -301,7 +307,7 @@ def _check(code: int) -> None:
         raise RuntimeError(f"CUDA's driver returned error {code}: {words}")
 
 
-def _found() -> ctypes.CDLL:
+def _require_nvrtc() -> ctypes.CDLL:
     nvrtc = _nvrtc()
     if nvrtc is None:
         raise RuntimeError(missing())
@@ -310,7 +316,7 @@ def _found() -> ctypes.CDLL:
 
 @functools.cache
 def _nvrtc() -> ctypes.CDLL | None:
-    for path in _places():
+    for path in _candidate_paths():
         with contextlib.suppress(OSError):
             # NVRTC 13.0 does not look for its other half beside itself.
             if os.path.isabs(path):
@@ -320,7 +326,7 @@ def _nvrtc() -> ctypes.CDLL | None:
     return None
 
 
-def _places() -> list[str]:
+def _candidate_paths() -> list[str]:
     """Where NVRTC may be: of the major version of torch's CUDA first, then the newest."""
     here = Path(torch.__file__).parent
     wheels = [here.parent, *map(Path, filter(None, sys.path))]
@@ -329,9 +335,9 @@ def _places() -> list[str]:
     folders += [here / "lib", Path(sys.prefix, "lib"), *(root / "lib64" for root in toolkits)]
     pattern = "nvrtc64_*.dll" if WINDOWS else "libnvrtc[.-]*so*"
     found = [path for folder in folders for path in _files(folder, pattern) if "-builtins" not in path]
-    # Loaded already, or where the system looks.
+    # Already loaded, or on the system's search path.
     found += [] if WINDOWS else ["libnvrtc.so.13", "libnvrtc.so.12"]
-    return sorted(dict.fromkeys(found), key=lambda path: (_major(path) != _wanted(), -_major(path)))
+    return sorted(dict.fromkeys(found), key=lambda path: (_major(path) != _cuda_major(), -_major(path)))
 
 
 def _files(folder: Path, pattern: str) -> list[str]:
@@ -344,13 +350,13 @@ def _major(path: str) -> int:
     return int(found[1]) if found else 0
 
 
-def _wanted() -> int:
+def _cuda_major() -> int:
     return int((torch.version.cuda or "0").split(".")[0])
 
 
 def _version() -> tuple[int, int]:
     major, minor = ctypes.c_int(), ctypes.c_int()
-    _found().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    _require_nvrtc().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
     return major.value, minor.value
 
 
@@ -363,7 +369,7 @@ def _folder() -> Path:
     given = os.environ.get("MOMENTUMRNN_CACHE")
     base = os.environ.get("LOCALAPPDATA" if WINDOWS else "XDG_CACHE_HOME") or "~/.cache"
     folder = os.path.expanduser(given or os.path.join(base, "momentumrnn"))
-    # Whoever has no home has no cache, and no folder of the name ~ either.
+    # Without a home directory there is no cache; a folder named ~ must not be made.
     return Path(os.devnull, "none") if folder.startswith("~") else Path(folder)
 
 

@@ -1,4 +1,4 @@
-"""A layer of many LSTMs as operators of torch, and how autograd, vmap and tracing see them.
+"""One LSTM layer, or R replicas of it, as operators of torch; autograd, vmap and tracing of them.
 
     a_t = W x_t + b_ih
     v_t = decay v_{t-1} + gain a_t           the drive; without a momentum it is a_t
@@ -11,7 +11,7 @@
 and c, (R, B, H). It returns the final z, v and n, (R, B, 4H), where their first ones were given, else empty
 tensors. Last come three buffers for the backward pass on a GPU, which are empty unless `keep` is true.
 `momentumrnn::lstm_backward` returns gradients in the inputs' shapes. That of a shared input is the sum over
-all replicas; that of an input that needs none is an empty tensor. On a CPU `lstm_in_torch` runs.
+all replicas; that of an input that needs none is an empty tensor. On a CPU `lstm_by_reference` runs.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,14 +23,14 @@ from torch import Tensor
 
 from .. import torch_internals
 from ..torch_internals import DispatchKeySet, call_below_autograd
-from . import lstm_backward, lstm_forward, lstm_in_torch
+from . import lstm_backward, lstm_by_reference, lstm_forward
 from .inputs import REPLICATED, TENSORS, Inputs
 from .sizes import saved_sizes
 
 OUTPUTS = 6
-FIRST = (
-    OUTPUTS + 4
-)  # where the inputs begin among the arguments of `lstm_backward`: after y and what was saved
+# Position of the first input among the arguments of lstm_backward: after the gradients, y and the saved
+# tensors.
+FIRST_INPUT = OUTPUTS + 4
 
 _kinds = {Tensor | None: "Tensor?", float | None: "float?", Sequence[int]: "int[]"}
 _inputs = ", ".join(f"{_kinds.get(t) or t.__name__} {name}" for name, t in Inputs.__annotations__.items())
@@ -48,15 +48,15 @@ _lstm_backward: Any = torch.ops.momentumrnn.lstm_backward.default
 
 def _on_cpu(*args: Any) -> tuple[Tensor, ...]:
     inputs, keep = Inputs(*args[:-1]), args[-1]
-    outputs = [t.clone(memory_format=torch.contiguous_format) for t in lstm_in_torch.outputs(inputs)]
+    outputs = [t.clone(memory_format=torch.contiguous_format) for t in lstm_by_reference.outputs(inputs)]
     return *outputs, *(b.zero_() for b in _buffers(inputs, keep))
 
 
 def _backward_on_cpu(*args: Any) -> tuple[Tensor, ...]:
-    # No mode of torch, under which torch.func fails here, reaches into another thread.
+    # torch.func fails under some modes of torch; a new thread has none.
     with ThreadPoolExecutor(1) as thread:
-        inputs = Inputs(*args[FIRST:-1])
-        gradients = thread.submit(lstm_in_torch.gradients, args[:OUTPUTS], inputs, args[-1]).result()
+        inputs = Inputs(*args[FIRST_INPUT:-1])
+        gradients = thread.submit(lstm_by_reference.gradients, args[:OUTPUTS], inputs, args[-1]).result()
     return tuple(g.detach().contiguous() for g in gradients)
 
 
@@ -65,7 +65,9 @@ def _on_cuda(*args: Any) -> tuple[Tensor, ...]:
 
 
 def _backward_on_cuda(*args: Any) -> tuple[Tensor, ...]:
-    return lstm_backward.backward(args[:OUTPUTS], args[OUTPUTS:FIRST], Inputs(*args[FIRST:-1]), args[-1])
+    return lstm_backward.backward(
+        args[:OUTPUTS], args[OUTPUTS:FIRST_INPUT], Inputs(*args[FIRST_INPUT:-1]), args[-1]
+    )
 
 
 def _traced(*args: Any) -> tuple[Tensor, ...]:
@@ -80,7 +82,7 @@ def _traced(*args: Any) -> tuple[Tensor, ...]:
 
 
 def _backward_traced(*args: Any) -> tuple[Tensor, ...]:
-    tensors, needs = args[FIRST : FIRST + TENSORS], args[-1]
+    tensors, needs = args[FIRST_INPUT : FIRST_INPUT + TENSORS], args[-1]
     x = tensors[0]
     return tuple(
         x.new_empty(0 if t is None or not n else t.shape) for t, n in zip(tensors, needs, strict=True)
@@ -100,7 +102,7 @@ class _Forward(torch_internals.SingleLevelFunction):  # type: ignore[misc]
             if needed and name in ("decay", "j0"):
                 raise ValueError(f"{name} should not require a gradient, for it has none")
         *given, _ = args
-        # Below this level of autograd there may be others, of torch.func, which should follow what is done.
+        # Outer levels of autograd, of torch.func, must still record this call.
         with torch.enable_grad():
             outputs = call_below_autograd(_lstm, keys, (*given, True))
         tensors = TENSORS + 2
@@ -127,9 +129,9 @@ class _Backward(torch_internals.SingleLevelFunction):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, keys: DispatchKeySet, *args: Any) -> Any:
-        tensors = FIRST + TENSORS + 2
+        tensors = FIRST_INPUT + TENSORS + 2
         *ctx.rest, ctx.needs = args[tensors:]
-        ctx.save_for_backward(*args[:OUTPUTS], *args[FIRST:tensors])
+        ctx.save_for_backward(*args[:OUTPUTS], *args[FIRST_INPUT:tensors])
         ctx.set_materialize_grads(False)
         with torch.enable_grad():
             return call_below_autograd(_lstm_backward, keys, args)
@@ -137,20 +139,25 @@ class _Backward(torch_internals.SingleLevelFunction):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         tensors, constants = ctx.saved_tensors[:-2], ctx.saved_tensors[-2:]
-        needs = ctx.needs_input_grad[1 : 1 + OUTPUTS] + ctx.needs_input_grad[1 + FIRST : 1 + FIRST + TENSORS]
+        needs = (
+            ctx.needs_input_grad[1 : 1 + OUTPUTS]
+            + ctx.needs_input_grad[1 + FIRST_INPUT : 1 + FIRST_INPUT + TENSORS]
+        )
 
         def first_gradients(*needed: Tensor) -> tuple[Tensor, ...]:
             given = iter(needed)
-            every: list[Any] = [next(given) if need else t for t, need in zip(tensors, needs, strict=True)]
-            inputs = Inputs(*every[OUTPUTS:], *constants, *ctx.rest)
-            return lstm_in_torch.gradients(every[:OUTPUTS], inputs, ctx.needs)
+            all_tensors: list[Any] = [
+                next(given) if need else t for t, need in zip(tensors, needs, strict=True)
+            ]
+            inputs = Inputs(*all_tensors[OUTPUTS:], *constants, *ctx.rest)
+            return lstm_by_reference.gradients(all_tensors[:OUTPUTS], inputs, ctx.needs)
 
         moving = (t for t, need in zip(tensors, needs, strict=True) if need)
         values, pull, *_ = torch.func.vjp(first_gradients, *moving)
         grads = tuple(torch.zeros_like(v) if g is None else g for v, g in zip(values, grads, strict=True))
         pulled = iter(pull(grads))
         second = [next(pulled) if need else None for need in needs]
-        between = [None] * (FIRST - OUTPUTS)
+        between = [None] * (FIRST_INPUT - OUTPUTS)
         return None, *second[:OUTPUTS], *between, *second[OUTPUTS:], *_no_gradients(ctx.rest)
 
 
@@ -171,7 +178,7 @@ def _differentiable(op: Any, function: Any) -> Callable[..., Any]:
     return kernel
 
 
-def _moved(tensors: Sequence[Tensor | None], dims: Sequence[int | None]) -> list[Any]:
+def _batch_axis_first(tensors: Sequence[Tensor | None], dims: Sequence[int | None]) -> list[Any]:
     """The tensors as (N or 1, R or 1, ...), N being the size of the axis that vmap runs over."""
     return [
         None if t is None else t.unsqueeze(0) if d is None else t.movedim(d, 0)
@@ -180,7 +187,7 @@ def _moved(tensors: Sequence[Tensor | None], dims: Sequence[int | None]) -> list
 
 
 def _fold(t: Tensor | None, size: int, replicas: int, shared: bool = True) -> Tensor | None:
-    """A moved tensor with both axes in one, of size N R, or 1 if it may be shared."""
+    """A tensor of `_batch_axis_first` with both axes in one, of size N R, or 1 if it may be shared."""
     if t is None:
         return None
     if shared and t.shape[:2] == (1, 1):
@@ -195,40 +202,40 @@ def _check_decay(dim: int | None) -> None:
 
 def _batched(info: Any, dims: Any, *args: Any) -> Any:
     _check_decay(dims[REPLICATED])
-    tensors = _moved(args[:REPLICATED], dims[:REPLICATED])
+    tensors = _batch_axis_first(args[:REPLICATED], dims[:REPLICATED])
     replicas = max(t.shape[1] for t in tensors if t is not None)
-    found = _lstm(*(_fold(t, info.batch_size, replicas) for t in tensors), *args[REPLICATED:])
+    outputs = _lstm(*(_fold(t, info.batch_size, replicas) for t in tensors), *args[REPLICATED:])
     # The buffers are for all at once: they have no axis of vmap's, nor has what is empty.
-    own = [i < OUTPUTS and t.dim() > 1 for i, t in enumerate(found)]
-    outputs = (
-        t.unflatten(0, (info.batch_size, replicas)) if o else t for t, o in zip(found, own, strict=True)
+    own = [i < OUTPUTS and t.dim() > 1 for i, t in enumerate(outputs)]
+    unfolded = (
+        t.unflatten(0, (info.batch_size, replicas)) if o else t for t, o in zip(outputs, own, strict=True)
     )
-    return tuple(outputs), tuple(0 if o else None for o in own)
+    return tuple(unfolded), tuple(0 if o else None for o in own)
 
 
 def _backward_batched(info: Any, dims: Any, *args: Any) -> Any:
-    last = FIRST + REPLICATED
+    last = FIRST_INPUT + REPLICATED
     _check_decay(dims[last])
-    *grads, y = _moved(args[: OUTPUTS + 1], dims[: OUTPUTS + 1])
-    inputs = _moved(args[FIRST:last], dims[FIRST:last])
+    *grads, y = _batch_axis_first(args[: OUTPUTS + 1], dims[: OUTPUTS + 1])
+    inputs = _batch_axis_first(args[FIRST_INPUT:last], dims[FIRST_INPUT:last])
     size, replicas, needs = info.batch_size, y.shape[1], args[-1]
-    # One gradient for each of vmap's: an input that they share won't do.
+    # vmap wants one gradient for each element, so a shared input is expanded.
     folded = [_fold(t, size, replicas, not n) for t, n in zip(inputs, [*needs, False], strict=True)]
     if dims[OUTPUTS] is None:
-        # The layer ran outside of this vmap, and kept too little.
-        again = _lstm(*folded, *args[last:-1], True)
-        kept = again[0], *again[OUTPUTS:]
+        # The forward pass ran outside this vmap and saved nothing for it: run it again.
+        recomputed = _lstm(*folded, *args[last:-1], True)
+        saved = recomputed[0], *recomputed[OUTPUTS:]
     else:
-        kept = _fold(y, size, replicas), *args[OUTPUTS + 1 : FIRST]
+        saved = _fold(y, size, replicas), *args[OUTPUTS + 1 : FIRST_INPUT]
     # What is empty, the gradient of an output that is, has no axis.
     given = (None if g is None or g.dim() < 4 else _fold(g, size, replicas, False) for g in grads)
-    found = list(_lstm_backward(*given, *kept, *folded, *args[last:]))
+    gradients = list(_lstm_backward(*given, *saved, *folded, *args[last:]))
     for i, (t, need) in enumerate(zip(inputs, needs, strict=False)):
         if need:
-            found[i] = found[i].unflatten(0, (size, replicas))
+            gradients[i] = gradients[i].unflatten(0, (size, replicas))
             if t.shape[1] < replicas:
-                found[i] = found[i].sum(1, keepdim=True)
-    return tuple(found), tuple(0 if n else None for n in needs)
+                gradients[i] = gradients[i].sum(1, keepdim=True)
+    return tuple(gradients), tuple(0 if n else None for n in needs)
 
 
 for _op, _function, _cpu, _cuda, _fake, _vmap in (
@@ -247,7 +254,7 @@ def lstm(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
     """y, h, c, z, v and n of one direction of one layer; arguments are those of `Inputs`, checked."""
     inputs = Inputs(*args, **kwargs)
     _check(inputs)
-    # Nothing is kept unless autograd says so: under torch.func nobody else can know.
+    # Only the autograd kernel asks for saved tensors.
     return tuple(_lstm(*inputs, False)[:OUTPUTS])
 
 

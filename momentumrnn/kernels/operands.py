@@ -6,14 +6,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .constants import LOW
+from .constants import LOW_SCALE, MAX_GRID
 from .inputs import Inputs
 from .launch import Launcher, is_own
 from .sizes import Sizes, input_columns, multiple_of_8
 
 # Rows that one product adds up where operands are fine: tensor cores cut sums off, always towards 0.
 GROUP = 1024
-MAX_REPLICAS = 65535  # by the size of a grid
+MAX_REPLICAS = MAX_GRID
 
 
 def prepared(i: Inputs) -> Inputs:
@@ -36,8 +36,8 @@ def dense(t: Tensor | None) -> Tensor | None:
     return t if t.data_ptr() % 16 == 0 else t.clone()
 
 
-def both_shared_or_own(s: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    """Two tensors of a state with the same number of replicas."""
+def with_equal_replicas(s: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    """Two tensors of a state, expanded to the same number of replicas."""
     if s.shape[0] == t.shape[0]:
         return s, t
     R = max(len(s), len(t))
@@ -67,7 +67,7 @@ def narrow_input(run: Launcher, i: Inputs, size: Sizes, slices: int) -> Tensor:
     run(
         "pack_input", threads, len(i.x),
         x=v, packed=packed, begins=begins, lengths=lengths, starts=starts,
-        T=size.T, B=size.B, N=size.N, total=size.total, F=size.F, extra=slices, fine=i.fine,
+        T=size.T, B=size.B, N=size.N, total=size.total, F=size.F, input_slices=slices, fine=i.fine,
     )  # fmt: skip
     return packed
 
@@ -75,17 +75,17 @@ def narrow_input(run: Launcher, i: Inputs, size: Sizes, slices: int) -> Tensor:
 def wide_input(run: Launcher, i: Inputs, size: Sizes) -> Tensor:
     """The drive of a wide input in bfloat16 columns, (R or 1, N, width)."""
     width = multiple_of_8(input_columns(size.F, i.fine))
-    columns = torch.empty(len(i.x), size.N, width, dtype=torch.bfloat16, device=i.x.device)
-    run.filter(i.x, i.decay, size, i.step, packed=columns, width=width)
-    return columns
+    packed_input = torch.empty(len(i.x), size.N, width, dtype=torch.bfloat16, device=i.x.device)
+    run.filter(i.x, i.decay, size, i.step, packed=packed_input, width=width)
+    return packed_input
 
 
-def projected_input(run: Launcher, i: Inputs, size: Sizes, columns: Tensor) -> Tensor:
-    """The drive of a wide input times W, with all biases, (R, N, H, 4); columns: by `wide_input`."""
+def projected_input(run: Launcher, i: Inputs, size: Sizes, packed_input: Tensor) -> Tensor:
+    """The drive of a wide input times W, with all biases, (R, N, H, 4); packed_input: by `wide_input`."""
     biases = i.b_ih, i.b_hh
-    weights = input_weights(run, i.w_ih, *biases, size, driven=i.decay is not None, fine=i.fine).mT
-    R = max(len(columns), len(weights))
-    return product(columns.expand(R, -1, -1), weights.expand(R, -1, -1))
+    weights = input_weights(run, i.w_ih, *biases, size, filtered=i.decay is not None, fine=i.fine).mT
+    R = max(len(packed_input), len(weights))
+    return product(packed_input.expand(R, -1, -1), weights.expand(R, -1, -1))
 
 
 def input_weights(
@@ -95,7 +95,7 @@ def input_weights(
     b_hh: Tensor | None,
     size: Sizes,
     *,
-    driven: bool,
+    filtered: bool,
     fine: bool,
 ) -> Tensor:
     """W and biases in bfloat16 columns, (R or 1, 4 H interleaved, width)."""
@@ -106,7 +106,7 @@ def input_weights(
     run(
         "pack_input_weights", 4 * size.H * width // 2, replicas,
         w_ih=w_ih, b_ih=b_ih, b_hh=b_hh, packed=packed,
-        H=size.H, D=size.D, driven=driven, width=width, fine=fine, **own,
+        H=size.H, D=size.D, filtered=filtered, width=width, fine=fine, **own,
     )  # fmt: skip
     return packed
 
@@ -141,7 +141,7 @@ def product_over_rows(dz: Tensor, dz_low: Tensor | None, right: Tensor, rows: in
     if dz_low is None:
         return product(dz[:, :rows].mT, right[:, :rows])
     both, other = product_in_groups(dz, right), product_in_groups(dz_low, right[..., :columns])
-    return torch.add(both[..., :columns], both[..., columns:] + other, alpha=1 / LOW)
+    return torch.add(both[..., :columns], both[..., columns:] + other, alpha=1 / LOW_SCALE)
 
 
 def product_over_gates(dz: Tensor, dz_low: Tensor | None, weights: Tensor, features: int) -> Tensor:
@@ -150,7 +150,7 @@ def product_over_gates(dz: Tensor, dz_low: Tensor | None, weights: Tensor, featu
         return product(dz, weights[..., :features])
     half = weights.shape[2] // 2
     both, other = product(dz, weights), product(dz_low, weights[..., :features])
-    return torch.add(both[..., :features], both[..., half : half + features] + other, alpha=1 / LOW)
+    return torch.add(both[..., :features], both[..., half : half + features] + other, alpha=1 / LOW_SCALE)
 
 
 def product_in_groups(a: Tensor, b: Tensor) -> Tensor:

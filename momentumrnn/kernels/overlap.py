@@ -15,25 +15,28 @@ class Overlap:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.stream, self.here = side_stream(device.index), torch.cuda.current_stream(device)
+        self.stream, self.current = side_stream(device.index), torch.cuda.current_stream(device)
         self.events: list[torch.cuda.Event] = []
 
     def begin(self, k: int, recur: Callable[[int], None]) -> None:
-        """Start recurrence k after those before it and, but for the second, after all work in this stream."""
+        """Start recurrence k on the second stream.
+
+        Every one but the second waits for the work queued here so far.
+        """
         if k != 1:
-            self.stream.wait_stream(self.here)
+            self.stream.wait_stream(self.current)
         with torch.cuda.stream(self.stream):
             recur(k)
         self.events.append(self.stream.record_event())
 
     def wait_for(self, k: int) -> None:
         """Let what comes next in the current stream wait for recurrence k."""
-        self.here.wait_event(self.events[k])
+        self.current.wait_event(self.events[k])
 
     def close(self) -> None:
         """Wait for all that has begun, so that its memory can be given back."""
         if self.events:
-            self.here.wait_event(self.events[-1])
+            self.current.wait_event(self.events[-1])
 
 
 @functools.cache

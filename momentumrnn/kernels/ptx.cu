@@ -27,7 +27,7 @@ __device__ inline float root(float x) {
   asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-// Unlike fminf, a nan stays a nan.
+// Like fminf, but a nan stays a nan.
 __device__ inline float smaller(float x, float y) {
   float z;
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
@@ -51,7 +51,7 @@ __device__ inline float2 floats_of(u32 halves) {
       : "r"(halves));
   return x;
 }
-// What rounding to bfloat16 leaves.
+// The number rounded to bfloat16.
 __device__ inline float bfloat_part(float x) { return __uint_as_float(bfloat2_of(x, 0.f) << 16); }
 // The larger of two pairs of 16-bit counts.
 __device__ inline u32 larger_of_each(u32 a, u32 b) {
@@ -92,8 +92,8 @@ __device__ inline u32 transpose(u32 matrix) {
 // ---- shared memory
 
 __device__ inline u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
-// The same number in a register: the compiler would make it anew in every step, from a special register, which takes 20
-// cycles and more.
+// Keeps a number in a register. Otherwise the compiler recomputes it from a special register in every step, 20 cycles or
+// more.
 __device__ inline u32 settled(u32 x) {
   u32 y;
   asm volatile("shfl.sync.idx.b32 %0, %1, %2, 31, -1;" : "=r"(y) : "r"(x), "r"((u32)threadIdx.x));
@@ -199,9 +199,9 @@ __device__ inline void publish_barriers() { asm volatile("fence.mbarrier_init.re
 __device__ inline void expect(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-// The CTA's scope, the default of this instruction, as libraries use it for what other CTAs send, though by PTX's memory model
-// only that of the cluster matches their release. What comes is shared memory, which no cache holds; with the scope of the
-// cluster the compiler throws away what the first-level cache has of global memory, in every step.
+// Acquires at CTA scope, the default and what libraries use. PTX's memory model would ask for cluster scope, to match the
+// senders' release. But the data is in shared memory, which no cache holds, and cluster scope invalidates the L1 cache in
+// every step.
 __device__ inline bool complete(u32 barrier, u32 phase) {
   u32 done;
   asm volatile(

@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .constants import SPACING, TILE, WARPS
+from .constants import COLUMNS, FINE_COLUMNS, FINE_ONES, ONES, SPACING, TILE, WARPS
 from .inputs import Inputs
 
 MAX_SLICES = 3  # slices of 16 columns by which a narrow input rides on the product with U
 # Features up to which the backward pass of a momentum in gate space multiplies by W itself.
-NARROW = 15
+MAX_FEATURES_OF_MOMENTUM_BACKWARD = 15
 
 
 class Sizes(NamedTuple):
@@ -62,6 +62,16 @@ def cluster_size(hidden_size: int) -> int:
     return -(-hidden_size // (TILE * WARPS))
 
 
+def forward_low_bytes(ctas: int) -> int:
+    """LOW_BYTES of lstm_forward.cu, compiled with FINE = 1: shared memory for U_low."""
+    return 2048 * WARPS * ctas
+
+
+def backward_low_bytes(ctas: int) -> int:
+    """LOW_BYTES of lstm_backward.cu, compiled with FINE = 1: shared memory for Uᵀ_low."""
+    return 4096 * WARPS * -(-ctas // 2)
+
+
 def saved_sizes(inputs: Inputs) -> tuple[int, int, int]:
     """Lengths, in 32-bit words, of what a forward pass saves for the backward: gates, cells and moments."""
     size = sizes_of(inputs)
@@ -80,7 +90,7 @@ def slices_of_input(features: int, fine: bool = False) -> int:
 
 def input_columns(features: int, fine: bool) -> int:
     """Columns of the features and of the constant 1, see `Columns` in pack.cu."""
-    return 6 * features + 3 if fine else 3 * features + 2
+    return FINE_COLUMNS * features + FINE_ONES if fine else COLUMNS * features + ONES
 
 
 def multiple_of_8(n: int) -> int:

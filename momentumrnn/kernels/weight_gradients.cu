@@ -1,12 +1,13 @@
 // After the backward pass: from dz, the gradients of the gates, to those of the weights and of the drive.
 
-// [h_{t-1} | x | 1]: dz times it gives the gradients of all weights in one product. It is (R, room, columns) in halves, for the
-// rows from `before` on. With `fine` as many columns more hold what the halves lost, times LOW. dz lacks a factor for each
-// row; the rows here have it, divided by the largest. Each feature of x is scaled to the size of h. A thread has 8 columns.
+// The right operand [h_{t-1} | x | 1], whose product with dz^T gives all gradients of the weights: (R, room, columns) in
+// halves, for the rows from before on. With fine, as many columns more hold LOW_SCALE times what the halves lost. Rows are
+// multiplied by 1 / S, which dz lacks, over the largest 1 / S. Each feature of x is scaled to the size of h. A thread packs
+// 8 columns.
 extern "C" __global__ void pack_gradient_operand(const float *y, const float *h0, const float *x, const float *scales,
-                                   const u32 *largest_scale, const u32 *largest_x, uint4 *packed, const int *begins,
-                                   int before, int rows, int room, int T, int B, int N, int H, int F, int columns, int fine,
-                                   int own_state, int own_input) {
+                                                 const u32 *largest_scale, const u32 *largest_x, uint4 *packed,
+                                                 const int *begins, int before, int rows, int room, int T, int B, int N,
+                                                 int H, int F, int columns, int fine, int own_state, int own_input) {
   const int i = thread_index(), eights = columns / 8, r = blockIdx.y;
   if (i >= rows * eights) return;
   const Rows all = {begins, nullptr, T, B};
@@ -42,9 +43,9 @@ extern "C" __global__ void pack_gradient_operand(const float *y, const float *h0
 }
 
 // Adds the products of all chunks of time, (chunk, R, 4 H interleaved, columns), and writes the gradients in torch's order.
-extern "C" __global__ void finish_weight_gradients(const float *products, const u32 *largest_scales, const u32 *largest_x, float *dw_hh,
-                                  float *dw_ih, float *db_ih, float *db_hh, int chunks, int R, int H, int D, int F,
-                                  int columns, int own_input) {
+extern "C" __global__ void finish_weight_gradients(const float *products, const u32 *largest_scales, const u32 *largest_x,
+                                                   float *dw_hh, float *dw_ih, float *db_ih, float *db_hh, int chunks, int R,
+                                                   int H, int D, int F, int columns, int own_input) {
   const int width = H + F + 1, i = thread_index(), r = blockIdx.y;
   if (i >= 4 * H * width) return;
   const int gate_unit = i / width, interleaved = gate_unit % H * 4 + gate_unit / H, column = i % width, d = column - H;
@@ -65,8 +66,8 @@ extern "C" __global__ void finish_weight_gradients(const float *products, const 
 }
 
 // dz in torch's order, (R, N, 4, H), for the rows from `before` on: the gradient of a drive that the user passed.
-extern "C" __global__ void unpack_drive_gradient(const uint2 *dz, const uint2 *dz_low, const float *scales, float *dx, int before,
-                                   int rows, int room, int N, int H) {
+extern "C" __global__ void unpack_drive_gradient(const uint2 *dz, const uint2 *dz_low, const float *scales, float *dx,
+                                                 int before, int rows, int room, int N, int H) {
   const int i = thread_index(), r = blockIdx.y;
   if (i >= rows * H) return;
   const int row = i / H, unit = i % H;
@@ -75,8 +76,8 @@ extern "C" __global__ void unpack_drive_gradient(const uint2 *dz, const uint2 *d
   float2 if_ = floats_of(dz[place].x), go = floats_of(dz[place].y);
   if (dz_low) {
     const float2 low_if = floats_of(dz_low[place].x), low_go = floats_of(dz_low[place].y);
-    if_ = {fmaf(1.f / LOW, low_if.x, if_.x), fmaf(1.f / LOW, low_if.y, if_.y)};
-    go = {fmaf(1.f / LOW, low_go.x, go.x), fmaf(1.f / LOW, low_go.y, go.y)};
+    if_ = {fmaf(1.f / LOW_SCALE, low_if.x, if_.x), fmaf(1.f / LOW_SCALE, low_if.y, if_.y)};
+    go = {fmaf(1.f / LOW_SCALE, low_go.x, go.x), fmaf(1.f / LOW_SCALE, low_go.y, go.y)};
   }
   dx += ((size_t)r * N + before + row) * 4 * H + unit;
   dx[0] = factor * if_.x;

@@ -1,6 +1,6 @@
 """Writes momentumrnn/paper_names.pyi: the signatures of the paper's names, for editors and type checkers.
 
-usage: python tests/paper_stub.py > momentumrnn/paper_names.pyi
+usage: python tests/write_paper_stub.py > momentumrnn/paper_names.pyi
 """
 
 import inspect
@@ -13,7 +13,7 @@ from torch import Tensor
 from momentumrnn import paper_names
 from momentumrnn.init import Init
 
-HEAD = '''"""Types of the paper's names. tests/paper_stub.py writes this file."""
+HEAD = '''"""Types of the paper's names. tests/write_paper_stub.py writes this file."""
 
 import torch
 from torch import Tensor
@@ -59,7 +59,9 @@ def type_name(annotation: object) -> str:
         return " | ".join(map(type_name, get_args(annotation)))
     if annotation is type(None):
         return "None"
-    assert isinstance(annotation, type), f"{annotation!r} is no type: say in paper_stub.py how to write it"
+    assert isinstance(annotation, type), (
+        f"{annotation!r} is no type: say in write_paper_stub.py how to write it"
+    )
     known = annotation in (Tensor, Init) or annotation.__module__.startswith(("builtins", "momentumrnn."))
     return annotation.__name__ if known else f"{annotation.__module__}.{annotation.__qualname__}"
 

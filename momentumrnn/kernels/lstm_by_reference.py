@@ -45,7 +45,10 @@ def outputs(inputs: Inputs) -> tuple[Tensor, ...]:
 
 
 def _replica(inputs: Inputs, r: int) -> tuple[Any, ...]:
-    """y, h, c, z, v and n of one replica; v and n are None where they did not begin with a state."""
+    """y, h, c, z, v and n of one replica.
+
+    z is None unless extrapolated; v and n are None without a momentum.
+    """
     fields: list[Any] = list(inputs)
     fields[:REPLICATED] = (None if t is None else t[r if len(t) > 1 else 0] for t in fields[:REPLICATED])
     i = Inputs(*fields)
@@ -66,9 +69,9 @@ def _replica(inputs: Inputs, r: int) -> tuple[Any, ...]:
     weights = Weights(w_ih, i.w_hh, None if i.b_ih is None else sign * i.b_ih, i.b_hh)
     net = Network(cell, momentum, [weights])
     if i.w_ih is None:
-        y, final, after = reference.recur(sign * x, inputs.steps, weights, net, hidden, moments)
+        y, final, after = reference.recur(sign * x, inputs.rows_of_steps, weights, net, hidden, moments)
     else:
-        y, final, after = reference.layer(x, inputs.steps, weights, net, hidden, moments)
+        y, final, after = reference.layer(x, inputs.rows_of_steps, weights, net, hidden, moments)
     y = y if i.sizes else y.view(*i.x.shape[:2], -1)
     v, n = (None, None) if after is None else (sign * after.v, after.n)
     return y, final[0], final[1], final[2] if i.z0 is not None else None, v, n
@@ -92,8 +95,8 @@ def gradients(grads: Sequence[Tensor | None], inputs: Inputs, needs: Sequence[bo
 
     def run(*given: Tensor) -> tuple[Tensor, ...]:
         chosen = iter(given)
-        every: Any = (next(chosen) if want else t for t, want in zip(tensors, wanted, strict=True))
-        return outputs(Inputs(*every, *rest))
+        all_tensors: Any = (next(chosen) if want else t for t, want in zip(tensors, wanted, strict=True))
+        return outputs(Inputs(*all_tensors, *rest))
 
     # Unlike torch.autograd.grad, it also runs under torch.func, and below autograd.
     values, pull, *_ = torch.func.vjp(run, *(t for t, want in zip(tensors, wanted, strict=True) if want))
