@@ -1,6 +1,7 @@
 """The bits of outputs and gradients are those that were recorded; see golden.py."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,13 @@ def test_bits_are_as_recorded(name):
     if reason:
         pytest.skip(reason)
     # In a process of its own, because the tests change settings of torch that decide on bits.
-    command = [sys.executable, str(HERE / "golden.py"), "--check", str(path), "--workers", "2"]
+    command = [
+        sys.executable,
+        str(HERE / "golden.py"),
+        "--check",
+        str(path),
+        "--workers",
+        str(min(8, os.cpu_count() or 1)),
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
