@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ SHAPES = {  # T, B, D, H, layers, directions
     },
 }
 MOMENTA = ("None", "HeavyBall(mu=0.6)", "Adam(mu=0.6, step=0.1)")
-SECONDS = 0.2  # that a case is timed for in each round
+SECONDS = 0.15  # that a case is timed for in each round
 
 
 def cases(device: str) -> list[list[str]]:
@@ -149,7 +149,8 @@ def ask(process: subprocess.Popen[str], case: list[str]) -> float:
     return float(process.stdout.readline())
 
 
-def compare(before: Path, device: str, rounds: int) -> dict[str, dict[str, Any]]:
+def compare(before: Path, device: str, rounds: int) -> Iterator[dict[str, dict[str, Any]]]:
+    """The median times and ratios of all rounds so far, after each round."""
     workers = {"before": start(before, device), "after": start(ROOT, device)}
     times: dict[str, dict[str, list[float]]] = {}
     for i in range(rounds):
@@ -157,15 +158,16 @@ def compare(before: Path, device: str, rounds: int) -> dict[str, dict[str, Any]]
             name = " ".join(case)
             for which in list(workers)[:: 1 if i % 2 else -1]:
                 times.setdefault(name, {}).setdefault(which, []).append(ask(workers[which], case))
+        yield {name: summary(both) for name, both in times.items()}
     for process in workers.values():
         process.kill()
-    return {
-        name: {
-            **{f"{which}_ms": statistics.median(ms) for which, ms in both.items()},
-            "ratio": statistics.median(a / b for a, b in zip(both["after"], both["before"], strict=True)),
-        }
-        for name, both in times.items()
-    }
+
+
+def summary(times: dict[str, list[float]]) -> dict[str, float]:
+    """The median times of both checkouts, and the median over rounds of their ratio."""
+    medians = {f"{which}_ms": statistics.median(ms) for which, ms in times.items()}
+    ratios = [a / b for a, b in zip(times["after"], times["before"], strict=True)]
+    return {**medians, "ratio": statistics.median(ratios)}
 
 
 def main() -> None:
@@ -188,10 +190,11 @@ def main() -> None:
 
     options = f"--before BEFORE --device {args.device} --rounds {args.rounds}"
     command = f"python benchmarks/compare_checkouts.py {options}"
-    result = provenance(command, args.device) | {"before": args.before_commit, "rounds": args.rounds}
-    result["cases"] = compare(args.before, args.device, args.rounds)
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
+    result = provenance(command, args.device) | {"before": args.before_commit}
+    for i, found in enumerate(compare(args.before, args.device, args.rounds)):
+        result |= {"rounds": i + 1, "cases": found}
+        if args.json:
+            args.json.write_text(json.dumps(result, indent=2) + "\n")
     for name, row in result["cases"].items():
         print(f"{row['ratio']:.3f}  {row['before_ms']:9.3f} {row['after_ms']:9.3f}  {name}")
     ratios = [row["ratio"] for row in result["cases"].values()]

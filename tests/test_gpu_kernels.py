@@ -966,7 +966,7 @@ def test_other_streams_and_threads():
 STUCK = """
 import torch
 from momentumrnn.kernels import launch, nvrtc, op
-bytes = "expect(received + 8, 8 * WIDTH * 2 * PARTS"
+bytes = "expect(received + 8, TILE * WIDTH * 2 * PARTS"
 source = launch.source("lstm_forward").replace(bytes, bytes + " + 16")
 assert source != launch.source("lstm_forward")
 real, launch.source = launch.source, lambda name: source if name == "lstm_forward" else real(name)
