@@ -4,6 +4,7 @@ import ctypes
 import shutil
 import struct
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import compiling
 import pytest
@@ -205,6 +206,26 @@ def test_arguments_are_packed_by_name():
     assert (pointer, null, rest) == (GIVEN["x"].data_ptr(), 0, [-5, 1.5, 1])
     assert packed[signature.place("x")] == pointer
     assert len(NONE.pack({})) == 0
+
+
+def test_a_launch_has_a_buffer_of_its_thread():
+    """Filled anew by each call, with what `pack` gives; another thread has its own."""
+    signature = nvrtc.signature(DECLARED, "mix")
+    first = signature.pack_for_launch(GIVEN)
+    other = GIVEN | {"n": 7, "x": None, "y": torch.ones(2)}
+    with ThreadPoolExecutor(1) as thread:
+        elsewhere = thread.submit(signature.pack_for_launch, other).result()
+    assert list(first[5:]) == list(signature.pack(GIVEN)[5:])
+    assert list(elsewhere[5:]) == list(signature.pack(other)[5:])
+    assert elsewhere is not first
+    again = signature.pack_for_launch(other)
+    assert again is first
+    assert list(again[5:]) == list(elsewhere[5:])
+    values = ctypes.addressof(again) + 5 * 8
+    assert list(again[:5]) == [values + 8 * i for i in range(5)]
+    with pytest.raises(TypeError, match="does not fit into 32 bits"):
+        signature.pack_for_launch(GIVEN | {"n": 2**31})
+    assert list(signature.pack_for_launch(GIVEN)[5:]) == list(signature.pack(GIVEN)[5:])
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ class Inputs(NamedTuple):
     @property
     def in_gate_space(self) -> bool:
         """Whether the momentum does not commute with W."""
-        return self.beta is not None or any(t is not None for t in (self.mu, self.gain, self.v0))
+        return not (self.beta is None and self.mu is None and self.gain is None and self.v0 is None)
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
@@ -46,7 +46,8 @@ class Inputs(NamedTuple):
 
     @property
     def replicas(self) -> int:
-        return max(t.shape[0] for t in (*self.tensors, self.j0) if t is not None)
+        # size(0), because it makes no torch.Size: each call of a layer asks several times.
+        return max(t.size(0) for t in (*self.tensors, self.j0) if t is not None)
 
     @property
     def rows_of_steps(self) -> Sequence[int]:

@@ -41,11 +41,12 @@ def backward(
 ) -> tuple[Tensor, ...]:
     """See `op`."""
     i = prepared(inputs)
-    if not i.x.is_cuda or sizes_of(i).T < 2 * OVERLAPPED_STEPS:
-        return _backward(grads, saved, inputs.x.shape, i, needs, None)
+    size = sizes_of(i)
+    if not i.x.is_cuda or size.T < 2 * OVERLAPPED_STEPS:
+        return _backward(grads, saved, inputs.x.shape, i, size, needs, None)
     overlap = Overlap(i.x.device)
     try:
-        return _backward(grads, saved, inputs.x.shape, i, needs, overlap)
+        return _backward(grads, saved, inputs.x.shape, i, size, needs, overlap)
     finally:
         overlap.close()
 
@@ -55,12 +56,13 @@ def _backward(
     saved: Sequence[Tensor],
     shape_of_x: Sequence[int],
     i: Inputs,
+    size: Sizes,
     needs: Sequence[bool],
     overlap: Overlap | None,
 ) -> tuple[Tensor, ...]:
     dy, dh, dc, dz, dv, dn = map(dense, (None if g is None or g.numel() == 0 else g for g in grads))
     y, gates, cells, moments = (cast(Tensor, dense(t)) for t in saved)  # hooks may have moved them
-    size, run, in_gate_space = sizes_of(i), Launcher(i), i.in_gate_space
+    run, in_gate_space = Launcher(i), i.in_gate_space
     chunks = Chunks(i, size, overlap is not None)
     recurrence = Recurrence(run, i, size, chunks, (gates, cells), dy, (dh, dc, dz), overlap is not None)
     if overlap is not None:
@@ -103,7 +105,7 @@ def _backward(
         i.x.new_empty(0)
         if d is None or t is None or not need
         else d.sum(0, keepdim=True)
-        if len(t) < size.R
+        if t.size(0) < size.R
         else d
         for t, d, need in zip(i.tensors, all_gradients, needs, strict=True)
     )

@@ -19,7 +19,7 @@ def forward(inputs: Inputs, keep: bool) -> tuple[Tensor, ...]:
     i = prepared(inputs)
     size, run = sizes_of(i), Launcher(i)
     R, B, H = size.R, size.B, size.H
-    saved = [run.words(length if keep else 0) for length in saved_sizes(i)]
+    saved = [run.words(length if keep else 0) for length in saved_sizes(i, size)]
     z, v, n = (i.x.new_empty(0 if t is None else (R, B, 4 * H)) for t in (i.z0, i.v0, i.n0))
     slices = slices_of_input(size.F, i.fine) if i.w_ih is not None else 0
     # A momentum in gate space reads W x + b_ih alone.
@@ -100,7 +100,7 @@ def _recur(
             "h0": h0, "c0": c0, "z0": i.z0, "j0": i.j0,
             "y": y, "last_h": h, "last_c": c, "last_z": z,
             "decay": i.decay, "mu": i.mu, "gain": i.gain, "v0": v0, "n0": n0,
-            "last_v": v if len(v) else None, "last_n": n if len(n) else None,
+            "last_v": None if i.v0 is None else v, "last_n": None if i.n0 is None else n,
             "saved_moments": moments, "saved_gates": gates, "saved_cells": cells,
             "begins": begins, "lengths": lengths, "starts": starts,
             "T": T, "B": B, "H": H, "N": N, "total": total, "every": i.every,

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import torch_internals
+from ..torch_internals import current_device, raw_stream
 
 Argument = Tensor | int | float | None
 Defines = tuple[tuple[str, int], ...]
@@ -116,30 +116,44 @@ class Signature:
         self.kernel, self.kinds = kernel, dict(kinds)
         formats = {"pointer": "Q", "int": "i4x", "float": "f4x"}
         self._names = tuple(self.kinds)
-        self._are_pointers = tuple(kind == "pointer" for kind in self.kinds.values())
-        count = len(self._names)
-        self._layout = struct.Struct(f"={count}Q" + "".join(formats[kind] for kind in self.kinds.values()))
-        self._buffer = ctypes.c_uint64 * (2 * count)
+        self._pointers = tuple(i for i, kind in enumerate(self.kinds.values()) if kind == "pointer")
+        self._layout = struct.Struct("=" + "".join(formats[kind] for kind in self.kinds.values()))
+        self._of_thread = threading.local()
 
     def pack(self, arguments: Mapping[str, Argument]) -> "ctypes.Array[ctypes.c_uint64]":
         """The arguments as the driver takes them: a pointer to each value, then the values, 8 bytes each.
 
         The dtype of a tensor is not checked.
         """
-        count, buffer = len(self._names), self._buffer()
+        count = len(self._names)
+        buffer = (ctypes.c_uint64 * (2 * count))()
         start = ctypes.addressof(buffer) + 8 * count
+        buffer[:count] = list(range(start, start + 8 * count, 8))
+        self._fill(buffer, arguments)
+        return buffer
+
+    def pack_for_launch(self, arguments: Mapping[str, Argument]) -> "ctypes.Array[ctypes.c_uint64]":
+        """As `pack`, but the next call in this thread uses the same buffer: a launch copies it."""
+        buffer = getattr(self._of_thread, "buffer", None)
+        if buffer is None:
+            buffer = self._of_thread.buffer = self.pack(arguments)
+        else:
+            self._fill(buffer, arguments)
+        return buffer
+
+    def _fill(self, buffer: "ctypes.Array[ctypes.c_uint64]", arguments: Mapping[str, Argument]) -> None:
+        """Write the values."""
+        count = len(self._names)
         try:
             values: list[Any] = [arguments[name] for name in self._names]
-            numbers = [
-                (0 if value is None else value.data_ptr()) if is_pointer else value
-                for value, is_pointer in zip(values, self._are_pointers, strict=True)
-            ]
-            self._layout.pack_into(buffer, 0, *range(start, start + 8 * count, 8), *numbers)
+            for i in self._pointers:
+                tensor = values[i]
+                values[i] = 0 if tensor is None else tensor.data_ptr()
+            self._layout.pack_into(buffer, 8 * count, *values)
         except (KeyError, AttributeError, TypeError, struct.error, OverflowError):
             raise self._error(arguments) from None
         if len(arguments) != count:
             raise self._error(arguments)
-        return buffer
 
     def place(self, name: str) -> int:
         """Where `pack` puts the value of an argument."""
@@ -200,24 +214,21 @@ class Kernel:
         if shared > self._shared:
             self._set(DYNAMIC_SHARED, shared)
             self._shared = shared
-        self.launcher(grid, block, shared)(self.signature.pack(arguments))
+        self._launch((*grid, block, 1, 1, shared), self.signature.pack_for_launch(arguments))
 
-    def launcher(self, grid: tuple[int, int, int], block: int, shared: int = 0) -> Callable[[Any], None]:
+    def launcher(self, grid: tuple[int, int, int], block: int) -> Callable[[Any], None]:
         """A function that launches the kernel, given arguments that `signature.pack` has packed."""
-        launch, function, device = _driver().cuLaunchKernel, self._function, self.device
-        shape = *grid, block, 1, 1, shared
-        raw_stream, current_device = torch_internals.raw_stream, torch_internals.current_device
+        return functools.partial(self._launch, (*grid, block, 1, 1, 0))
 
-        def call(packed: Any) -> None:
-            everything = function, *shape, raw_stream(device), packed, None
-            # The device's context is almost always current: trying costs less than making sure each time.
-            code = launch(*everything) if current_device() == device else NO_CONTEXT
-            if code == NO_CONTEXT:
-                _call(self._context, launch, *everything)
-            elif code:
-                _raise_on_error(code)
-
-        return call
+    def _launch(self, shape: tuple[int, ...], packed: Any) -> None:
+        launch, device = _driver().cuLaunchKernel, self.device
+        everything = self._function, *shape, raw_stream(device), packed, None
+        # The device's context is almost always current: trying costs less than making sure each time.
+        code = launch(*everything) if current_device() == device else NO_CONTEXT
+        if code == NO_CONTEXT:
+            _call(self._context, launch, *everything)
+        elif code:
+            _raise_on_error(code)
 
     @functools.cached_property
     def alone(self) -> int:

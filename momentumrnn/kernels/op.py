@@ -25,7 +25,7 @@ from .. import torch_internals
 from ..torch_internals import DispatchKeySet, call_below_autograd
 from . import lstm_backward, lstm_by_reference, lstm_forward
 from .inputs import REPLICATED, TENSORS, Inputs
-from .sizes import saved_sizes
+from .sizes import saved_sizes, sizes_of
 
 OUTPUTS = 6
 # Position of the first input among the arguments of lstm_backward: after the gradients, y and the saved
@@ -91,7 +91,7 @@ def _backward_traced(*args: Any) -> tuple[Tensor, ...]:
 
 def _buffers(inputs: Inputs, keep: bool) -> list[Tensor]:
     """Room for what `lstm` saves for its backward."""
-    lengths = saved_sizes(inputs) if keep else (0, 0, 0)
+    lengths = saved_sizes(inputs, sizes_of(inputs)) if keep else (0, 0, 0)
     return [inputs.x.new_empty(length, dtype=torch.int32) for length in lengths]
 
 

@@ -18,10 +18,10 @@ MAX_REPLICAS = MAX_GRID
 
 def prepared(i: Inputs) -> Inputs:
     """The inputs, checked and dense, with x as (R, N, D)."""
-    tensors = *i.tensors, i.j0, i.decay
+    tensors, device = (*i.tensors, i.j0, i.decay), i.x.device
     for t in tensors:
-        if t is not None and (t.device != i.x.device or (t.is_cuda and t.dtype != torch.float32)):
-            raise TypeError(f"expected float32 on {i.x.device}, got {t.dtype} on {t.device}")
+        if t is not None and (t.device != device or (t.is_cuda and t.dtype != torch.float32)):
+            raise TypeError(f"expected float32 on {device}, got {t.dtype} on {t.device}")
     if i.replicas > MAX_REPLICAS:
         raise ValueError(f"expected at most {MAX_REPLICAS} replicas, got {i.replicas}")
     all_dense = Inputs(*map(dense, tensors), *i[len(tensors) :])  # type: ignore[arg-type]
@@ -131,7 +131,7 @@ def weights_for_dx(run: Launcher, w_ih: Tensor, size: Sizes, fine: bool) -> tupl
 
 def product(a: Tensor, b: Tensor) -> Tensor:
     """a b in float32, of 16-bit operands."""
-    if len(a) == 1:
+    if a.size(0) == 1:
         return torch.mm(a[0], b[0], out_dtype=torch.float32).unsqueeze(0)
     return torch.bmm(a, b, out_dtype=torch.float32)
 

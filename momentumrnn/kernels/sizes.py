@@ -72,9 +72,8 @@ def backward_low_bytes(ctas: int) -> int:
     return 4096 * WARPS * -(-ctas // 2)
 
 
-def saved_sizes(inputs: Inputs) -> tuple[int, int, int]:
+def saved_sizes(inputs: Inputs, size: Sizes) -> tuple[int, int, int]:
     """Lengths, in 32-bit words, of what a forward pass saves for the backward: gates, cells and moments."""
-    size = sizes_of(inputs)
     threads = size.R * cluster_size(size.H) * WARPS * 32 * (2 if inputs.fine else 1)
     moments = size.R * -(-size.T // SPACING) * size.B * 4 * size.H * (1 if inputs.beta is None else 2)
     tiles = -(-size.B // TILE)
