@@ -96,6 +96,7 @@ def worker(device: str) -> None:
 
         if kind in ("eager", "loop"):
             return training
+        # Without `cuda_graph.capture`, which an older checkout does not have.
         side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
         with torch.cuda.stream(side):
             for _ in range(3):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     # A submodule is imported directly: by way of `api`, modules that `api` imports would import themselves.
-    if not name.startswith("_") and find_spec(f"{__name__}.{name}"):
+    if name.isidentifier() and not name.startswith("_") and find_spec(f"{__name__}.{name}"):
         return import_module(f".{name}", __name__)
     api, names = import_module(".api", __name__), globals()
     names.update({known: getattr(api, known) for known in ("__all__", *api.__all__)})

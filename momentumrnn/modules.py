@@ -11,7 +11,13 @@ _NEW_HOME = {
 }
 
 
+def __dir__() -> list[str]:
+    return sorted(_NEW_HOME)
+
+
 def __getattr__(name: str) -> Any:
+    if name == "__all__":  # for `from momentumrnn.modules import *`
+        return sorted(_NEW_HOME)
     if name not in _NEW_HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = f"momentumrnn.{_NEW_HOME[name]}"

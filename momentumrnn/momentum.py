@@ -131,10 +131,8 @@ class Momentum(ABC):
             raise TypeError(f"a should be a Tensor, got {type(a).__name__}")
         if a.dim() != 3 or len(a) == 0:
             raise ValueError(f"a should have shape (T, B, G), T at least 1, got {tuple(a.shape)}")
-        if state is not None and not isinstance(state, MomentumState):
+        if state is not None and not (isinstance(state, tuple) and len(state) == 3):
             raise TypeError(f"state should be a MomentumState or None, got {type(state).__name__}")
-        if state is not None and state.v.shape != a.shape[1:]:
-            raise ValueError(f"state.v should have shape {tuple(a.shape[1:])}, got {tuple(state.v.shape)}")
         v, n = self.moments(a, state)
         k = torch.zeros(a.shape[1], dtype=torch.int64, device=a.device) if state is None else state.k
         last = MomentumState(v[-1], n[-1], k + len(a))

@@ -221,11 +221,11 @@ class RecurrentModule(nn.Module):
             raise ValueError(f"hx should hold {states} hidden tensors, got {count}")
         for name, tensor, (shape, dtype) in zip(names, tensors, shapes.values(), strict=False):
             hint = f"the input has {rows[0]} sequences" if rows else "the input is unbatched"
-            if isinstance(tensor, Tensor) and tensor.shape[-1:] != shape[-1:]:
-                hint = f"the layer has hidden_size={self.hidden_size}, proj_size={self.proj_size}"
-            differs = isinstance(tensor, Tensor) and tensor.shape != shape
-            if differs and name in ("hx.v", "hx.n") and tensor.shape[:-1] == shape[:-1]:
+            last_axis_differs = isinstance(tensor, Tensor) and tensor.shape[:-1] == shape[:-1] != shape
+            if last_axis_differs and name in ("hx.v", "hx.n"):
                 hint = f"this layer has momentum={one_line_repr(self.momentum)}"
+            elif last_axis_differs and name != "hx.k":
+                hint = f"this layer has hidden_size={self.hidden_size}, proj_size={self.proj_size}"
             check_tensor(name, tensor, shape, dtype, x.device, hint)
         return hx if isinstance(hx, State) else State(tuple(tensors), empty, empty, k)
 

@@ -5,8 +5,14 @@ from importlib import import_module
 from typing import Any
 
 
+def __dir__() -> list[str]:
+    return ["nearest", "parse"]
+
+
 def __getattr__(name: str) -> Any:
     home = import_module("momentumrnn.repr_parser")
+    if name == "__all__":  # for `from momentumrnn.spelling import *`
+        return __dir__()
     if name.startswith("_") or not hasattr(home, name):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     warnings.warn(f"{__name__}.{name} is now {home.__name__}.{name}", DeprecationWarning, stacklevel=2)

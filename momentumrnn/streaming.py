@@ -62,7 +62,7 @@ class Stream:
     def __init__(self, layer: Recurrent, batch_size: int | None = None, state: State | None = None) -> None:
         if not isinstance(layer, Recurrent):
             kind = f"{type(layer).__module__}.{type(layer).__qualname__}"
-            raise TypeError(f"layer should be one of momentumrnn, such as momentumrnn.LSTM, got {kind}")
+            raise TypeError(f"layer should be a layer of momentumrnn, such as momentumrnn.LSTM, got {kind}")
         if layer.bidirectional:
             raise ValueError(
                 "layer should have bidirectional=False, got True: its reverse direction begins at the end"

@@ -34,7 +34,10 @@ def check_number(
     expected_range: the same for a ValueError, which numbers out of range raise. By default it is `expected`.
     """
     if isinstance(value, bool) or not isinstance(value, int | float | Real):
-        raise TypeError(f"{name} should be {expected}, got {describe(value)}")
+        got = describe(value)
+        if isinstance(value, Tensor) and value.dim() == 0:
+            got = repr(value.detach())
+        raise TypeError(f"{name} should be {expected}, got {got}")
     # Python compares an integer of any size with a float, but cannot turn each into one.
     largest = sys.float_info.max if isinstance(value, int) else inf
     size: Any = abs(value)

@@ -235,8 +235,15 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
+    if (args.check is None) == (args.write is None):
+        parser.error("expected one of --write and --check")
     if args.check:
+        if not args.check.is_file():
+            parser.error(f"--check should be a file of tests/golden, got {args.check}")
         stored = json.loads(args.check.read_text())
+        reason = elsewhere(stored)
+        if reason:
+            sys.exit(f"not checked: {reason}")
         changed = differences(stored, args.workers)
         print(f"{len(changed)} of {len(stored['digests'])} differ", *changed, sep="\n")
         sys.exit(bool(changed))

@@ -113,6 +113,7 @@ def test_the_package_has_the_names_of_its_api():
     assert all(getattr(mr, name) is getattr(api, name) for name in api.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         mr.nonsense  # noqa: B018
+    assert not hasattr(mr, "nonsense.more")
 
 
 def test_what_an_import_brings(record_property):
@@ -272,6 +273,12 @@ def test_old_imports_still_work():
     with pytest.warns(DeprecationWarning, match="names.NAGLSTM is now momentumrnn.paper_names.NAGLSTM"):
         from momentumrnn.names import NAGLSTM
     assert NAGLSTM is mr.NAGLSTM
+    for old in OLD:
+        here = {}
+        with pytest.warns(DeprecationWarning, match=f"momentumrnn.{old}.* is now"):
+            exec(f"from momentumrnn.{old} import *", here)
+        assert {name for name in here if not name.startswith("__")} == set(dir(getattr(mr, old)))
+    assert len(dir(mr.names)) == 30
     for name in OLD:
         with pytest.raises(AttributeError, match=f"module 'momentumrnn.{name}' has no attribute 'nonsense'"):
             getattr(mr, name).nonsense  # noqa: B018

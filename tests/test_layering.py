@@ -172,7 +172,13 @@ class Imports(ast.NodeVisitor):
         self.name, self.known = name, known
         self.is_package = self.known[name].name == "__init__.py"
         self.ours, self.others, self.dynamic = set(), set(), False
-        self.visit(ast.parse(self.known[name].read_text()))
+        tree = ast.parse(self.known[name].read_text())
+        # Names by which the module calls import_module, and those by which it has the package itself.
+        self.importers, self.package_names = {"import_module", "__import__"}, set()
+        for alias in (a for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for a in node.names):
+            if alias.name == "import_module":
+                self.importers.add(alias.asname or alias.name)
+        self.visit(tree)
 
     def visit_If(self, node: ast.If) -> None:
         # A package whose names are loaded late must tell a type checker what they are.
@@ -183,6 +189,17 @@ class Imports(ast.NodeVisitor):
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
             self.add(alias.name)
+            if alias.name.split(".")[0] == PACKAGE and (alias.asname is None or alias.name == PACKAGE):
+                self.package_names.add(alias.asname or PACKAGE)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        # `import package` and then `package.pkg.sub`: the package imports what it is asked for.
+        path = dotted(node)
+        if path and path[0] in self.package_names:
+            known = [".".join(path[1 : 1 + i]) for i in range(len(path), 0, -1)]
+            self.add(f"{PACKAGE}.{next((name for name in known if name in self.known), 'api')}")
+        else:
+            self.generic_visit(node)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         base = self.absolute("." * node.level + (node.module or ""))
@@ -191,9 +208,10 @@ class Imports(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        if called in ("import_module", "__import__"):
-            if isinstance(node.args[0], ast.Constant):
-                self.add(self.absolute(node.args[0].value))
+        if called in self.importers:
+            target = next(iter([*node.args, *(k.value for k in node.keywords if k.arg == "name")]), None)
+            if isinstance(target, ast.Constant):
+                self.add(self.absolute(target.value))
             else:
                 self.dynamic = True
         self.generic_visit(node)
@@ -217,6 +235,8 @@ class Imports(ast.NodeVisitor):
             inner = f"{name}.{attribute}".lstrip(".")
             if inner in self.known:
                 name = inner
+            elif name in self.known and attribute in (shared := self.imported_modules(name)):
+                name = shared[attribute]  # a module that another module has imported
             elif not name:
                 # All other names of the package itself are loaded by way of `api`.
                 name = "" if attribute == "__version__" else "api"
@@ -224,6 +244,19 @@ class Imports(ast.NodeVisitor):
         running = {"", self.name, *packages(self.name)}
         on_the_way = {package for package in packages(name) if self.imports_something(package)}
         self.ours |= {name, *on_the_way} - running
+
+    def imported_modules(self, name: str) -> dict[str, str]:
+        """The modules of ours that `from .pkg import sub` binds in a module, by the names it gives them."""
+        parts = (name if self.known[name].name == "__init__.py" else name.rpartition(".")[0]).split(".")
+        found = {}
+        for node in ast.walk(ast.parse(self.known[name].read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                base = [*filter(None, parts[: len(parts) + 1 - node.level]), *(node.module or "").split(".")]
+                for alias in node.names:
+                    inner = ".".join([*filter(None, base), alias.name])
+                    if inner in self.known:
+                        found[alias.asname or alias.name] = inner
+        return found
 
     def imports_something(self, package: str) -> bool:
         tree = ast.parse(self.known[package].read_text())
@@ -311,7 +344,12 @@ def tree(tmp_path):
         ("layers", "import momentumrnn.streaming", "streaming"),
         ("layers", "import momentumrnn.experiments.config as c", "experiments.config"),
         ("layers", "import importlib\nimportlib.import_module('.api', __package__)", "api"),
+        ("layers", "from importlib import import_module as load\nload('.api', __package__)", "api"),
+        ("layers", "import importlib\nimportlib.import_module(name='.api', package=__package__)", "api"),
         ("layers", "if TYPE_CHECKING:\n    from .api import LSTM", "api"),
+        ("layers", "import momentumrnn\nmomentumrnn.kernels.op.lstm", "kernels.op"),
+        ("layers", "import momentumrnn as m\ndef late():\n    m.streaming.Stream", "streaming"),
+        ("layers", "import momentumrnn\nmomentumrnn.LSTM", "api"),
         ("momentum", "from . import cells", "cells"),
         ("cells", "from .momentum import HeavyBall", "momentum"),
         ("backends", "from . import registry", "backends.registry"),
@@ -329,6 +367,20 @@ def test_forbidden_imports_are_seen(name, line, wrong, tree):
     assert violations(tree) == {}
     modules(tree)[name].write_text(line)
     assert violations(tree) == {name: {wrong}}
+
+
+@pytest.mark.parametrize(
+    "line", ["from .backends.registry import cuda", "from .middle import cuda as kernels"]
+)
+def test_a_module_handed_on_is_seen(line, tree):
+    """Whoever imports a module from one that may import it has imported it, too."""
+    files = modules(tree)
+    files["backends.registry"].write_text("from . import cuda, native")
+    middle = tree / "middle.py"
+    middle.write_text("from .backends import cuda")
+    Imports("layers", modules(tree))
+    files["layers"].write_text(line)
+    assert "backends.cuda" in Imports("layers", modules(tree)).ours
 
 
 def test_allowed_imports_are_not_refused(tree):

@@ -165,6 +165,33 @@ def test_autocast_where_onednn_has_no_16_bits(monkeypatch, dtype, momentum):
     assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in net.parameters())
 
 
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")  # by flags()
+def test_what_torch_computes_without_onednn_is_torchs(monkeypatch):
+    """Where torch would not have asked oneDNN, dtype and bits stay those that torch gives."""
+    monkeypatch.setattr(native, "onednn_has", lambda dtype: False)
+    net, x = layer("lstm", "None", 3, 5, dtype=torch.float32, backend="native"), torch.randn(4, 2, 3)
+    theirs = nn.LSTM(3, 5)
+    theirs.load_state_dict(net.state_dict())
+    with torch.backends.mkldnn.flags(enabled=False), torch.autocast("cpu", torch.bfloat16):
+        assert_same_bits(net(x)[0], theirs(x)[0])
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_same_bits(net(x[:, :0])[0], theirs(x[:, :0])[0])
+
+
+def assert_same_bits(got, want):
+    assert got.dtype == want.dtype
+    assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_under_autocast(strict):
+    """The program asks nothing of oneDNN."""
+    net, x = mr.LSTM(3, 5).eval(), torch.randn(4, 2, 3)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        program = torch.export.export(net, (x,), strict=strict)
+    assert "mkldnn" not in program.graph_module.code
+
+
 def test_a_state_moves_with_its_layer():
     net = mr.LSTM(3, 5, momentum=mr.Adam())
     _, state = net(torch.randn(4, 2, 3), net.initial_state(2))

@@ -199,7 +199,7 @@ def _torch_layers(
         weights = _in_one_block(weights)
     # Torch has another path for packed sequences, with other bits, even where all are of one length.
     packed = net.packed or not all_equal(sizes)
-    if not packed and _onednn_would_raise(net, x):
+    if not packed and _onednn_would_raise(net, x, hidden):
         return _torch_layers_cast_to(torch.get_autocast_dtype("cpu"), net, x, sizes, hidden)
     sequence, batch_first = (
         ([x, torch.tensor(sizes, device="cpu")], []) if packed else ([pad(x, sizes)], [False])
@@ -222,13 +222,20 @@ def _torch_layers(
     return y, tuple(final)
 
 
-def _onednn_would_raise(net: Network, x: Tensor) -> bool:
+def _onednn_would_raise(net: Network, x: Tensor, hidden: Sequence[Tensor]) -> bool:
     """Whether torch, under autocast, hands an LSTM to oneDNN where oneDNN has no LSTM in 16 bits."""
-    if x.device.type != "cpu" or not torch.is_autocast_enabled("cpu") or x.dtype == torch.float64:
+    if x.device.type != "cpu" or not torch.is_autocast_enabled("cpu") or exporting():
         return False
-    return (
-        net.cell == LSTM() and net.weights[0].hr is None and not onednn_has(torch.get_autocast_dtype("cpu"))
-    )
+    if net.cell != LSTM() or net.weights[0].hr is not None:
+        return False
+    dtype = torch.get_autocast_dtype("cpu")
+    if not torch.backends.mkldnn.enabled or x.numel() == 0 or onednn_has(dtype):
+        return False
+    if x.dtype in (torch.bfloat16, torch.float16):
+        # x may come from a layer below that was computed in this way, while its state is still in float32.
+        from_below = x.dtype == dtype and any(h.dtype != dtype for h in hidden)
+        return from_below or onednn_has(x.dtype)
+    return x.dtype == torch.float32
 
 
 def _torch_layers_cast_to(

@@ -171,7 +171,12 @@ class Signature:
             if not isinstance(value, kinds[kind]):
                 got = type(value).__name__
                 return TypeError(f"{self.kernel}: {name} should be of kind {kind}, got {got}")
-        return TypeError(f"{self.kernel}: a number does not fit into 32 bits")
+            if kind != "pointer":
+                try:
+                    struct.pack(f"={kind[0]}", value)  # as `_layout` does
+                except (struct.error, OverflowError):
+                    return TypeError(f"{self.kernel}: {name} should fit into 32 bits, got {value}")
+        return TypeError(f"{self.kernel}: the arguments could not be packed")
 
 
 @functools.cache
