@@ -221,7 +221,8 @@ class RecurrentModule(nn.Module):
             raise ValueError(f"hx should hold {states} hidden tensors, got {count}")
         for name, tensor, (shape, dtype) in zip(names, tensors, shapes.values(), strict=False):
             hint = f"the input has {rows[0]} sequences" if rows else "the input is unbatched"
-            last_axis_differs = isinstance(tensor, Tensor) and tensor.shape[:-1] == shape[:-1] != shape
+            differs = isinstance(tensor, Tensor) and tensor.shape != shape
+            last_axis_differs = differs and tensor.shape[:-1] == shape[:-1]
             if last_axis_differs and name in ("hx.v", "hx.n"):
                 hint = f"this layer has momentum={one_line_repr(self.momentum)}"
             elif last_axis_differs and name != "hx.k":
