@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from momentumrnn import HeavyBall
-from momentumrnn.cuda_graph import capture
+from momentumrnn.cuda_graph import captured
 from momentumrnn.experiments import PMNIST, Config, configure
 from momentumrnn.experiments.models import build
 from momentumrnn.experiments.replicas import Replicas
@@ -167,9 +167,7 @@ def recurrent(replicas: Replicas) -> Callable[[], Any]:
             value = torch.vmap(loss)(weights, x).sum()
         torch.autograd.grad(value, list(weights.values()))
 
-    graph, _ = capture(both)
-    torch.cuda.synchronize()
-    return graph.replay
+    return captured(both)
 
 
 def on_gpu(hidden: int, seeds: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import inspect
+import re
 import tomllib
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from momentumrnn import torch_internals
 from momentumrnn.torch_internals import INTERNALS
 
 PYPROJECT = Path(__file__).parent.parent / "pyproject.toml"
+CONSTRAINTS = PYPROJECT.with_name("constraints.txt")
 MARK = "torch.compiler.assume_constant_result()."
 
 
@@ -37,8 +39,14 @@ def test_this_torch_is_one_that_was_tested():
 
 
 def test_the_bound_is_the_next_minor_version():
-    """So that a torch which nobody has tried is not installed."""
-    assert str(requirement().specifier) in ("<2.14,>=2.11", ">=2.11,<2.14")
+    """After the version of constraints.txt, so that a torch which nobody has tried is not installed."""
+    (pinned,) = re.findall(r"^torch==(.+)$", CONSTRAINTS.read_text(), re.MULTILINE)
+    tested, specifier = Version(pinned), requirement().specifier
+    assert specifier.contains(tested)
+    assert specifier.contains(f"{tested.major}.{tested.minor}.99")
+    assert not specifier.contains(f"{tested.major}.{tested.minor + 1}.0")
+    assert specifier.contains("2.11.0")
+    assert not specifier.contains("2.10.9")
 
 
 def used() -> set[str]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from ..bench import loop
-from ..cuda_graph import capture
+from ..cuda_graph import captured
 from ..provenance import provenance
 from ..repr_parser import nearest
 from .config import Config
@@ -140,7 +140,7 @@ class _Script:
 
     def _capture(self, held: Tensor) -> None:
         begun = {name: t.clone() for name, t in self.network.state_dict().items()}
-        self.step, score = _captured(self._step), _captured(partial(self._score, held))
+        self.step, score = captured(self._step), captured(partial(self._score, held))
         self.network.load_state_dict(begun)
 
         def replay(rows: Tensor) -> None:
@@ -387,13 +387,6 @@ def _seconds(call: Callable[[], object], device: torch.device, least: float) -> 
     while len(times) < 2 or time.perf_counter() < until:
         times.append(of(calls))
     return statistics.median(times)
-
-
-def _captured(call: Callable[[], None]) -> Callable[[], None]:
-    """The call as a CUDA graph that is replayed."""
-    graph, _ = capture(call)
-    torch.cuda.synchronize()
-    return graph.replay
 
 
 def _read(path: Path, about: dict[str, Any]) -> dict[str, Any] | None:
