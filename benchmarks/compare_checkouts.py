@@ -3,8 +3,9 @@
     git worktree add ../before COMMIT
     python benchmarks/compare_checkouts.py --before ../before --json results/bench/NAME.json [--device cuda]
 
-Each checkout runs in a process of its own. In each round both time every case, one right after the other. The
-result has the median time of each, and the ratio after / before: the median over rounds.
+Each checkout runs in a process of its own, a new one in each round: two processes of one checkout can differ
+by some percent. In a round both time every case in short bursts, by turns. The result has the median time of
+each, and the ratio after / before, which is that of the median bursts of a round: its median and its range.
 """
 
 import argparse
@@ -35,7 +36,8 @@ SHAPES = {  # T, B, D, H, layers, directions
     },
 }
 MOMENTA = ("None", "HeavyBall(mu=0.6)", "Adam(mu=0.6, step=0.1)")
-SECONDS = 0.15  # that a case is timed for in each round
+BURSTS = 10  # of each case, in each round
+SECONDS = 0.03  # that a burst takes at least
 
 
 def cases(device: str) -> list[list[str]]:
@@ -111,8 +113,8 @@ def worker(device: str) -> None:
     for line in sys.stdin:
         if line not in built:
             built[line] = build(*json.loads(line))
-            seconds(built[line], device)
-        print(json.dumps(1e3 * seconds(built[line], device)), flush=True)
+            burst(built[line], device)
+        print(json.dumps(1e3 * burst(built[line], device)), flush=True)
 
 
 def replay(graph: Any, captured: Callable[[], object]) -> None:
@@ -120,19 +122,19 @@ def replay(graph: Any, captured: Callable[[], object]) -> None:
     graph.replay()
 
 
-def seconds(call: Callable[[], object], device: str) -> float:
-    """The median time of a call."""
+def burst(call: Callable[[], object], device: str) -> float:
+    """The mean time of a call in a burst of calls, after one that finds cold caches."""
     import torch
 
-    times: list[float] = []
-    while sum(times) < SECONDS or len(times) < 3:
-        begin = time.perf_counter()
-        for _ in range(3):
-            call()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        times.append((time.perf_counter() - begin) / 3)
-    return statistics.median(times)
+    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
+    call()
+    synchronize()
+    calls, begin = 0, time.perf_counter()
+    while calls == 0 or time.perf_counter() - begin < SECONDS:
+        call()
+        calls += 1
+    synchronize()
+    return (time.perf_counter() - begin) / calls
 
 
 def start(root: Path, device: str) -> subprocess.Popen[str]:
@@ -151,24 +153,28 @@ def ask(process: subprocess.Popen[str], case: list[str]) -> float:
 
 
 def compare(before: Path, device: str, rounds: int) -> Iterator[dict[str, dict[str, Any]]]:
-    """The median times and ratios of all rounds so far, after each round."""
-    workers = {"before": start(before, device), "after": start(ROOT, device)}
-    times: dict[str, dict[str, list[float]]] = {}
+    """The median times and the ratios of all rounds so far, after each round."""
+    medians: dict[str, list[dict[str, float]]] = {}  # of each round
     for i in range(rounds):
+        workers = {"before": start(before, device), "after": start(ROOT, device)}
         for case in cases(device):
-            name = " ".join(case)
-            for which in list(workers)[:: 1 if i % 2 else -1]:
-                times.setdefault(name, {}).setdefault(which, []).append(ask(workers[which], case))
-        yield {name: summary(both) for name, both in times.items()}
-    for process in workers.values():
-        process.kill()
+            times: dict[str, list[float]] = {which: [] for which in workers}
+            for j in range(BURSTS):
+                for which in list(workers)[:: 1 if (i + j) % 2 else -1]:
+                    times[which].append(ask(workers[which], case))
+            medians.setdefault(" ".join(case), []).append(
+                {which: statistics.median(ms) for which, ms in times.items()}
+            )
+        for process in workers.values():
+            process.kill()
+        yield {name: summary(of_rounds) for name, of_rounds in medians.items()}
 
 
-def summary(times: dict[str, list[float]]) -> dict[str, float]:
-    """The median times of both checkouts, and the median over rounds of their ratio."""
-    medians = {f"{which}_ms": statistics.median(ms) for which, ms in times.items()}
-    ratios = [a / b for a, b in zip(times["after"], times["before"], strict=True)]
-    return {**medians, "ratio": statistics.median(ratios)}
+def summary(of_rounds: list[dict[str, float]]) -> dict[str, float]:
+    """The median times of both checkouts, and the median and the range of their ratio."""
+    ratios = [ms["after"] / ms["before"] for ms in of_rounds]
+    medians = {f"{which}_ms": statistics.median(ms[which] for ms in of_rounds) for which in of_rounds[0]}
+    return {**medians, "ratio": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios)}
 
 
 def main() -> None:
@@ -197,7 +203,8 @@ def main() -> None:
         if args.json:
             args.json.write_text(json.dumps(result, indent=2) + "\n")
     for name, row in result["cases"].items():
-        print(f"{row['ratio']:.3f}  {row['before_ms']:9.3f} {row['after_ms']:9.3f}  {name}")
+        spread = f"{row['lowest']:.3f} to {row['highest']:.3f}"
+        print(f"{row['ratio']:.3f}  {spread}  {row['before_ms']:9.3f} {row['after_ms']:9.3f}  {name}")
     ratios = [row["ratio"] for row in result["cases"].values()]
     print(f"median ratio {statistics.median(ratios):.3f}, worst {max(ratios):.3f}")
 

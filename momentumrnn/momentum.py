@@ -117,13 +117,15 @@ class Momentum(ABC):
     def update(
         self, a: Tensor, state: MomentumState, decay: Tensor | None = None
     ) -> tuple[Tensor, MomentumState]:
-        """One time step, the definition. a: (B, G); decay: its factor, if the caller has it from `decays`."""
+        """One time step, the definition. a: (B, G); decay: the factor on v, if the caller counts for k."""
         v, n, k = state
         z = a.to(moments_dtype(a.dtype))
-        v = (self.decays(k, z) if decay is None else decay) * v + self.scaled(z)
+        if decay is None:
+            decay, k = self.decays(k, z), k + 1
+        v = decay * v + self.scaled(z)
         if self.beta is not None:
             n = self.beta * n + (1 - self.beta) * z * z
-        return cast_in_range(self.readout(v, n), a.dtype), MomentumState(v, n, k + 1)
+        return cast_in_range(self.readout(v, n), a.dtype), MomentumState(v, n, k)
 
     def __call__(self, a: Tensor, state: MomentumState | None = None) -> tuple[Tensor, MomentumState]:
         """All time steps at once. a: (T, B, G); returns the drive (T, B, G) and the state after T."""
@@ -349,6 +351,8 @@ def moments_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def cast_in_range(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x in another dtype, clamped to its range, so that a large drive saturates a gate and gives no nan."""
+    if x.dtype == dtype:  # the usual case, at each step of a loop
+        return x
     if torch.finfo(dtype).max < torch.finfo(x.dtype).max:
         x = x.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
     return x.to(dtype)
