@@ -76,7 +76,7 @@ BENCH = {
     "bench.memory": "bench.cases bench.rivals",
     "bench.options": "backends.registry momentum repr_parser bench.cases",
     "bench.parity": "layers momentum bench.cases bench.rivals",
-    "bench.rivals": "cells layers bench.cases",
+    "bench.rivals": "cells layers momentum bench.cases",
     "bench.table": "bench.timing",
     "bench.timing": "cuda_graph bench.cases bench.failures bench.parity",
 }

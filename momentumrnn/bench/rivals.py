@@ -13,6 +13,7 @@ from torch.nn.functional import linear
 
 from ..cells import Elman
 from ..layers import Recurrent
+from ..momentum import tensor_fields
 from .cases import LAYERS, Case, Contender, Mode, explain_backend
 
 # Rivals that are torch's layer in one dtype, whatever the mode.
@@ -164,7 +165,9 @@ def loop(layer: Recurrent, x: Tensor) -> tuple[Tensor, Any]:
     moments = decays = None
     if momentum is not None:
         moments = momentum.start(x.shape[1], len(w), x)
-        decays = momentum.decays(torch.arange(len(x), device=x.device), moments.v).unbind()
+        # Decays that are not learned are numbers to the paper's code. A number on the CPU is one to a GPU.
+        k = torch.arange(len(x), device=x.device if tensor_fields(momentum) else "cpu")
+        decays = momentum.decays(k, moments.v).squeeze(-1).unbind()
     outputs = []
     for t, x_t in enumerate(x.unbind()):
         v = linear(x_t, w, b_ih)
