@@ -102,9 +102,8 @@ def rebase_(model: nn.Module) -> None:
             U = first(X)
             rebasings += 1
             if rebasings % _REPAIR_EVERY == 0:
-                left, _, right = torch.linalg.svd(
-                    U.to(moments_dtype(U.dtype))
-                )  # torch has no svd for 16 bits
+                # torch has no svd for 16 bits
+                left, _, right = torch.linalg.svd(U.to(moments_dtype(U.dtype)))
                 U = left @ right
             base.copy_(U)
             X.zero_()

@@ -177,9 +177,8 @@ class RecurrentModule(nn.Module):
         weights, factored = [self._weights(suffix, evaluated) for suffix in self._suffixes()], ""
         momentum = self._current_momentum(evaluated)
         tensors = tensor_fields(momentum)
-        self._check_tensor_fields(
-            tensors
-        )  # a user may have assigned others, and kernels would read beyond their ends
+        # A user may have assigned others, and kernels would read beyond their ends.
+        self._check_tensor_fields(tensors)
         for name, tensor in tensors.items():
             if tensor.device != weights[0].ih.device:
                 raise RuntimeError(
