@@ -117,7 +117,11 @@ class Momentum(ABC):
     def update(
         self, a: Tensor, state: MomentumState, decay: Tensor | None = None
     ) -> tuple[Tensor, MomentumState]:
-        """One time step, the definition. a: (B, G); decay: the factor on v, if the caller counts for k."""
+        """One time step, the definition. a: (B, G).
+
+        decay: the factor on v, for a caller that counts the steps itself: then k stays as it is. By default
+            k has the count, and the factor is computed from it.
+        """
         v, n, k = state
         z = a.to(moments_dtype(a.dtype))
         if decay is None:

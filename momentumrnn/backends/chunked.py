@@ -114,9 +114,10 @@ def layer(
 
     The momentum is None, or has a second moment and numbers for mu and step. decays: its decay at each step.
     """
-    m, rates = net.momentum, None
-    if m is not None:
-        rates = Rates(cast(float, m.step), cast(float, m.beta), m.eps, m.eps_in_sqrt, decays)
+    momentum, rates = net.momentum, None
+    if momentum is not None:
+        step, beta = cast(float, momentum.step), cast(float, momentum.beta)
+        rates = Rates(step, beta, momentum.eps, momentum.eps_in_sqrt, decays)
     v, n, k = moments or (None, None, None)
     inputs = Inputs(x, w.ih, w.b_ih, w.hh, w.b_hh, v, n, k, tuple(hidden))
     y, *rest = _apply(net, sizes, rates, inputs)

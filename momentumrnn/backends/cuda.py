@@ -73,24 +73,29 @@ def refusal(net: Network, sizes: Sequence[int]) -> str:
 
 
 def describe(net: Network, sizes: Sequence[int]) -> str:
-    m, fine = net.momentum, _fine_products(net.weights[0].ih.dtype)
+    momentum, fine = net.momentum, _fine_products(net.weights[0].ih.dtype)
     text = f"fused kernels, {'operands in two 16-bit parts' if fine else '16-bit operands'}, sums in float32"
-    if m is not None and not _operator_takes(m, net.weights[0].hh[:, 0]):
+    if momentum is not None and not _operator_takes(momentum, net.weights[0].hh[:, 0]):
         return f"{text}; the drive by torch first"
-    in_gates = m is not None and (not m.commutes or bool(tensor_fields(m)))
-    filtered = m is not None and not in_gates
+    in_gates = momentum is not None and (not momentum.commutes or bool(tensor_fields(momentum)))
+    filtered = momentum is not None and not in_gates
     if any(not slices_of_input(w.ih.shape[1] + (filtered and w.b_ih is not None), fine) for w in net.weights):
         text += "; W x of a wide input by a product of its own"
     return text + ("; the momentum in gate space" if in_gates else "")
 
 
-def _operator_takes(m: Momentum, like: Tensor) -> bool:
+def _operator_takes(momentum: Momentum, like: Tensor) -> bool:
     """Whether the operator can take the momentum, as far as its first decay tells. like: (G,)."""
-    if type(m) in MOMENTA or ("mu" in tensor_fields(m) and type(m).decay in _CONSTANT_DECAYS):
+    if type(momentum) in MOMENTA or _decays_by_tensor_mu(momentum):
         return True
     with torch.enable_grad():
-        decay = m.decays(step_indices(None, 1, like.device), like)
+        decay = momentum.decays(step_indices(None, 1, like.device), like)
     return not decay.requires_grad and decay.shape[-1] == 1
+
+
+def _decays_by_tensor_mu(momentum: Momentum) -> bool:
+    """Whether the decay of each step is the momentum's mu, and mu is a tensor."""
+    return "mu" in tensor_fields(momentum) and type(momentum).decay in _CONSTANT_DECAYS
 
 
 def run(
@@ -151,7 +156,7 @@ def _evaluate(
     fine: bool,
 ) -> Result:
     """`_layer_of_one_replica` in float32 at least. dtype: of y and of the final hidden state."""
-    m, base = net.momentum, moments_dtype(w.hh.dtype)
+    momentum, base = net.momentum, moments_dtype(w.hh.dtype)
     w = Weights(*(None if p is None else p.to(base) for p in w))  # type: ignore[arg-type]
     x, hidden = x.to(base), [h.to(base) for h in hidden]
     equal = all_equal(sizes)
@@ -163,12 +168,12 @@ def _evaluate(
     x = x.view(len(sizes), sizes[0], x.shape[1]) if equal else x
     w_ih, b_ih = w.ih, w.b_ih
     last_moments = None
-    if m is None and sign != 1:
+    if momentum is None and sign != 1:
         w_ih, b_ih = sign * w.ih, None if b_ih is None else sign * b_ih
-    elif m is not None:
-        momentum_inputs = _momentum_inputs(m, x, sizes, w, moments, sign)
+    elif momentum is not None:
+        momentum_inputs = _momentum_inputs(momentum, x, sizes, w, moments, sign)
         if momentum_inputs is None:
-            *last_moments, x = _drive_by_torch(m, x, sizes, w, moments, sign)
+            *last_moments, x = _drive_by_torch(momentum, x, sizes, w, moments, sign)
             w_ih = b_ih = None  # type: ignore[assignment]
         else:
             options |= momentum_inputs
@@ -191,7 +196,7 @@ def _evaluate(
 
 
 def _momentum_inputs(
-    m: Momentum,
+    momentum: Momentum,
     x: Tensor,
     sizes: Sequence[int],
     w: Weights,
@@ -202,7 +207,7 @@ def _momentum_inputs(
 
     sign: a factor on the drive. It is applied to v, also to that of the state, and not to n.
     """
-    tensors, gates = tensor_fields(m), w.hh.shape[0]
+    tensors, gates = tensor_fields(momentum), w.hh.shape[0]
     # For each gate row, (1, 4H).
     of_rows = {
         name: t.to(x.dtype).reshape(-1).repeat_interleave(gates // t.numel()).unsqueeze(0)
@@ -212,45 +217,51 @@ def _momentum_inputs(
     if "step" in of_rows:
         inputs["gain"] = sign * of_rows["step"]
     else:
-        inputs["step"] = sign * float(m.step)
-    if "mu" in of_rows and type(m).decay in _CONSTANT_DECAYS:
+        inputs["step"] = sign * float(momentum.step)
+    if _decays_by_tensor_mu(momentum):
         inputs["mu"] = of_rows["mu"]
     else:
-        decay = _untracked_decays(m, len(sizes), x, w.hh[:, 0], moments)
+        decay = _untracked_decays(momentum, len(sizes), x, w.hh[:, 0], moments)
         if decay is None:
             return None
         inputs["decay"] = decay
-    if m.beta is not None:
-        inputs |= {"beta": float(m.beta), "eps": float(m.eps), "eps_in_sqrt": m.eps_in_sqrt}
+    if momentum.beta is not None:
+        inputs |= {"beta": float(momentum.beta), "eps": float(momentum.eps)}
+        inputs["eps_in_sqrt"] = momentum.eps_in_sqrt
     if moments is not None:
         inputs["v0"] = sign * moments.v.to(x.dtype).unsqueeze(0)
-        inputs["n0"] = moments.n.to(x.dtype).unsqueeze(0) if m.beta is not None else None
+        inputs["n0"] = moments.n.to(x.dtype).unsqueeze(0) if momentum.beta is not None else None
     return inputs
 
 
 def _drive_by_torch(
-    m: Momentum, x: Tensor, sizes: Sequence[int], w: Weights, moments: MomentumState | None, sign: float
+    momentum: Momentum,
+    x: Tensor,
+    sizes: Sequence[int],
+    w: Weights,
+    moments: MomentumState | None,
+    sign: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The last v and n, (B, G), and the drive of all steps, in plain PyTorch."""
     a = linear(x, w.ih, w.b_ih)
     equal = all_equal(sizes)
-    v, n = m.moments(a if equal else pad(a, sizes), moments)
+    v, n = momentum.moments(a if equal else pad(a, sizes), moments)
     last_v, last_n = at_last_steps(v, sizes), at_last_steps(n, sizes)
     if not equal:
         v, n = pack(v, sizes), pack(n, sizes)
-    return last_v, last_n, sign * m.readout(v, n)
+    return last_v, last_n, sign * momentum.readout(v, n)
 
 
 def _untracked_decays(
-    m: Momentum, steps: int, x: Tensor, like: Tensor, moments: MomentumState | None
+    momentum: Momentum, steps: int, x: Tensor, like: Tensor, moments: MomentumState | None
 ) -> Tensor | None:
     """The decay of each step, (T, 1) or (T, B), or None if it may have a gradient or vmap's axis."""
-    if type(m) in MOMENTA and moments is None and not tensor_fields(m):
-        return _decays_from_table(m, steps, x)
-    if transforms_active() and type(m) not in MOMENTA:
+    if type(momentum) in MOMENTA and moments is None and not tensor_fields(momentum):
+        return _decays_from_table(momentum, steps, x)
+    if transforms_active() and type(momentum) not in MOMENTA:
         return None
     k = step_indices(moments and moments.k, steps, x.device)
-    decay = m.decays(k, like)
+    decay = momentum.decays(k, like)
     if decay.requires_grad or decay.shape[-1] != 1:
         return None
     if transforms_active() and is_mapped(decay):
@@ -258,26 +269,30 @@ def _untracked_decays(
     return decay.squeeze(-1).contiguous()
 
 
-def _decays_from_table(m: Momentum, steps: int, x: Tensor) -> Tensor:
+def _decays_from_table(momentum: Momentum, steps: int, x: Tensor) -> Tensor:
     """The decays of a known momentum, (T, 1), from a table that is computed once."""
     device, dtype = x.device, x.dtype
     if torch.compiler.is_dynamo_compiling() or dispatch_mode_active():
-        return _compute_decays(m, steps, device, dtype)
+        return _compute_decays(momentum, steps, device, dtype)
     length = 1 << (steps - 1).bit_length()
-    table = _decay_tables.get((m, length, device, dtype))
+    table = _decay_tables.get((momentum, length, device, dtype))
     if table is None:
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return _compute_decays(m, steps, device, dtype)
+            return _compute_decays(momentum, steps, device, dtype)
+
+        def compute() -> Tensor:
+            return _compute_decays(momentum, length, torch.device("cpu"), dtype).to(device)
+
         # A new thread has no transform or mode of torch. A copy from the CPU is ready for all streams.
         with ThreadPoolExecutor(1) as thread:
-            copied = thread.submit(lambda: _compute_decays(m, length, torch.device("cpu"), dtype).to(device))
-        table = _decay_tables.setdefault((m, length, device, dtype), copied.result())
+            table = thread.submit(compute).result()
+        table = _decay_tables.setdefault((momentum, length, device, dtype), table)
     return table[:steps]
 
 
-def _compute_decays(m: Momentum, steps: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+def _compute_decays(momentum: Momentum, steps: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     like = torch.empty(1, dtype=dtype, device=device)
-    return m.decays(torch.arange(steps, device=device), like).contiguous()
+    return momentum.decays(torch.arange(steps, device=device), like).contiguous()
 
 
 @constant_when_compiled

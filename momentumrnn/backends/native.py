@@ -57,16 +57,16 @@ def refusal(net: Network, sizes: Sequence[int]) -> str:
 
 
 def describe(net: Network, sizes: Sequence[int]) -> str:
-    w, m = net.weights[0], net.momentum
-    if m is not None and not m.commutes:
+    w, momentum = net.weights[0], net.momentum
+    if momentum is not None and not momentum.commutes:
         if w.hr is not None:
             return "the drive of all steps, then a loop"
-        drive = "the drive and" if _drive_in_chunks(net, w, m) else "the drive of all steps, then"
+        drive = "the drive and" if _drive_in_chunks(net, w, momentum) else "the drive of all steps, then"
         return f"{drive} a recurrence in chunks of time, with a backward written by hand"
     name = "a recurrence with a backward written by hand"
-    if _torch_is_fastest(net.cell, w, sizes) or (m is None and _torch_function(net.cell)):
+    if _torch_is_fastest(net.cell, w, sizes) or (momentum is None and _torch_function(net.cell)):
         name = f"torch.{getattr(_torch_function(net.cell), '__name__', '')}"
-    return name if m is None else f"{name}, on the filtered input"
+    return name if momentum is None else f"{name}, on the filtered input"
 
 
 def run(
@@ -90,12 +90,12 @@ def layer(
     moments: MomentumState | None,
 ) -> Result:
     """See `stack.Layer`."""
-    m = net.momentum
-    if m is not None and not m.commutes:
-        return _layer_in_gate_space(x, sizes, w, net, m, hidden, moments)
+    momentum = net.momentum
+    if momentum is not None and not momentum.commutes:
+        return _layer_in_gate_space(x, sizes, w, net, momentum, hidden, moments)
     after = None
-    if m is not None:
-        x, w, after = _filter(x, sizes, w, m, moments)
+    if momentum is not None:
+        x, w, after = _filter(x, sizes, w, momentum, moments)
     plain_net = Network(net.cell, None, [w])
     if _torch_is_fastest(net.cell, w, sizes) or (exporting() and _torch_function(net.cell)):
         y, states = _torch_layers(plain_net, x, sizes, [h.unsqueeze(0) for h in hidden])
@@ -120,21 +120,21 @@ def _layer_in_gate_space(
     sizes: Sequence[int],
     w: Weights,
     net: Network,
-    m: Momentum,
+    momentum: Momentum,
     hidden: Sequence[Tensor],
     moments: MomentumState | None,
 ) -> Result:
     """A layer whose momentum does not commute with W."""
-    if _drive_in_chunks(net, w, m):
+    if _drive_in_chunks(net, w, momentum):
         like = torch.empty(0, len(w.ih), dtype=moments_dtype(x.dtype), device=x.device)
-        decays = m.decays(step_indices(moments and moments.k, len(sizes), x.device), like)
+        decays = momentum.decays(step_indices(moments and moments.k, len(sizes), x.device), like)
         if not decays.requires_grad:
             return chunked.layer(x, sizes, w, net, hidden, moments, decays.unbind())
     a = linear(x, w.ih, w.b_ih)
-    v, n = m.moments(pad(a, sizes), moments)
+    v, n = momentum.moments(pad(a, sizes), moments)
     # Packed before the readout: in the padding n may be 0, where the printed readout has no gradient.
     packed_v, packed_n = pack(v, sizes), pack(n, sizes)
-    drive = cast_in_range(m.readout(packed_v, packed_n), a.dtype)
+    drive = cast_in_range(momentum.readout(packed_v, packed_n), a.dtype)
     if net.factored:
         drive = reference.through_u(net, drive, packed_v, packed_n, w.hh)
     recur = reference.recur if w.hr is not None or exporting() else chunked.recur
@@ -142,9 +142,9 @@ def _layer_in_gate_space(
     return y, final, moments and _moments_at_end(v, n, moments.k, sizes)
 
 
-def _drive_in_chunks(net: Network, w: Weights, m: Momentum) -> bool:
+def _drive_in_chunks(net: Network, w: Weights, momentum: Momentum) -> bool:
     """Whether `chunked` can compute the drive, chunk by chunk. On a GPU a scan over all steps is faster."""
-    by_numbers = not m.linear and not tensor_fields(m)
+    by_numbers = not momentum.linear and not tensor_fields(momentum)
     on_cpu = w.ih.device.type == "cpu"
     return by_numbers and on_cpu and w.hr is None and not net.factored and not exporting()
 

@@ -165,7 +165,8 @@ def loop(layer: Recurrent, x: Tensor) -> tuple[Tensor, Any]:
     moments = decays = None
     if momentum is not None:
         moments = momentum.start(x.shape[1], len(w), x)
-        # Decays that are not learned are numbers to the paper's code. A number on the CPU is one to a GPU.
+        # Like the paper's code, a step multiplies by a number where mu is not learned. To a kernel on a GPU,
+        # a tensor of one element on the CPU is a number.
         k = torch.arange(len(x), device=x.device if tensor_fields(momentum) else "cpu")
         decays = momentum.decays(k, moments.v).squeeze(-1).unbind()
     outputs = []

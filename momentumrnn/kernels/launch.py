@@ -46,42 +46,42 @@ def check(device: int) -> None:
     kernel("filter_input", device)
 
 
-def lstm_defines(i: Inputs) -> dict[str, int]:
+def lstm_defines(inputs: Inputs) -> dict[str, int]:
     """The macros that both passes of an LSTM are compiled with."""
-    return {"FINE": i.fine, "PACKED": bool(i.sizes), "EXTRAPOLATED": i.z0 is not None}
+    return {"FINE": inputs.fine, "PACKED": bool(inputs.sizes), "EXTRAPOLATED": inputs.z0 is not None}
 
 
-def forward_momentum_defines(i: Inputs) -> dict[str, int]:
+def forward_momentum_defines(inputs: Inputs) -> dict[str, int]:
     """The macros for a momentum in gate space: its form (0 for none), and whether its decays are a table."""
-    form = 0 if not i.in_gate_space else 1 if i.beta is None else 2 if i.eps_in_sqrt else 3
-    return {"MOMENTUM_FORM": form, "TABLE": i.decay is not None and form > 0}
+    form = 0 if not inputs.in_gate_space else 1 if inputs.beta is None else 2 if inputs.eps_in_sqrt else 3
+    return {"MOMENTUM_FORM": form, "TABLE": inputs.decay is not None and form > 0}
 
 
-def backward_momentum_defines(i: Inputs, size: Sizes, writes_da: bool) -> dict[str, int]:
+def backward_momentum_defines(inputs: Inputs, size: Sizes, writes_da: bool) -> dict[str, int]:
     """The macros of `momentum_backward`; writes_da: whether it stores the gradient of a = W x + b_ih."""
     return {
         "FEATURES": size.D if size.D <= MAX_FEATURES_OF_MOMENTUM_BACKWARD else 0,
-        **forward_momentum_defines(i),
-        "PACKED": bool(i.sizes),
-        "LEARNED": i.mu is not None or i.gain is not None,
+        **forward_momentum_defines(inputs),
+        "PACKED": bool(inputs.sizes),
+        "LEARNED": inputs.mu is not None or inputs.gain is not None,
         "WRITES_DA": writes_da,
-        "FINE": i.fine,
+        "FINE": inputs.fine,
         "CHANNELS": 2 if size.R * size.B * size.H >= MANY_UNITS else 1,
     }
 
 
-def load_all(i: Inputs, size: Sizes, slices: int) -> None:
+def load_all(inputs: Inputs, size: Sizes, slices: int) -> None:
     """Load all kernels of a layer now, because none can be loaded while a CUDA graph is captured."""
     writes_da = (False, True) if size.D <= MAX_FEATURES_OF_MOMENTUM_BACKWARD else (True,)
-    backward = tuple(tuple(backward_momentum_defines(i, size, writes).items()) for writes in writes_da)
-    momentum = tuple(forward_momentum_defines(i).items())
+    backward = tuple(tuple(backward_momentum_defines(inputs, size, writes).items()) for writes in writes_da)
+    momentum = tuple(forward_momentum_defines(inputs).items())
     _load_all(
-        i.x.device.index,
+        inputs.x.device.index,
         cluster_size(size.H),
         slices,
         momentum,
-        backward if i.in_gate_space else (),
-        **lstm_defines(i),
+        backward if inputs.in_gate_space else (),
+        **lstm_defines(inputs),
     )
 
 
@@ -111,18 +111,18 @@ def decay_columns(decay: Tensor | None) -> int:
     return 1 if decay is None else decay.shape[1]
 
 
-def momentum_numbers(i: Inputs) -> dict[str, float]:
+def momentum_numbers(inputs: Inputs) -> dict[str, float]:
     """The numbers of a momentum in gate space."""
-    beta = i.beta or 0.0
-    return {"step": i.step, "beta": beta, "rest": 1 - beta, "eps": i.eps}
+    beta = inputs.beta or 0.0
+    return {"step": inputs.step, "beta": beta, "rest": 1 - beta, "eps": inputs.eps}
 
 
 class Launcher:
     """Launches kernels with one thread for each element, for the device and the rows of one call."""
 
-    def __init__(self, i: Inputs) -> None:
-        self.device, self.fine = i.x.device, i.fine
-        self.rows = row_tables(i.sizes, self.device)
+    def __init__(self, inputs: Inputs) -> None:
+        self.device, self.fine = inputs.x.device, inputs.fine
+        self.rows = row_tables(inputs.sizes, self.device)
 
     def words(self, length: int) -> Tensor:
         """An empty buffer of so many 32-bit words."""

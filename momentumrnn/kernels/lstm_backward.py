@@ -40,13 +40,13 @@ def backward(
     grads: Sequence[Tensor | None], saved: Sequence[Tensor], inputs: Inputs, needs: Sequence[bool]
 ) -> tuple[Tensor, ...]:
     """See `op`."""
-    i = prepared(inputs)
-    size = sizes_of(i)
-    if not i.x.is_cuda or size.T < 2 * OVERLAPPED_STEPS:
-        return _backward(grads, saved, inputs.x.shape, i, size, needs, None)
-    overlap = Overlap(i.x.device)
+    shape_of_x, inputs = inputs.x.shape, prepared(inputs)
+    size = sizes_of(inputs)
+    if not inputs.x.is_cuda or size.T < 2 * OVERLAPPED_STEPS:
+        return _backward(grads, saved, shape_of_x, inputs, size, needs, None)
+    overlap = Overlap(inputs.x.device)
     try:
-        return _backward(grads, saved, inputs.x.shape, i, size, needs, overlap)
+        return _backward(grads, saved, shape_of_x, inputs, size, needs, overlap)
     finally:
         overlap.close()
 
@@ -55,16 +55,16 @@ def _backward(
     grads: Sequence[Tensor | None],
     saved: Sequence[Tensor],
     shape_of_x: Sequence[int],
-    i: Inputs,
+    inputs: Inputs,
     size: Sizes,
     needs: Sequence[bool],
     overlap: Overlap | None,
 ) -> tuple[Tensor, ...]:
     dy, dh, dc, dz, dv, dn = map(dense, (None if g is None or g.numel() == 0 else g for g in grads))
     y, gates, cells, moments = (cast(Tensor, dense(t)) for t in saved)  # hooks may have moved them
-    run, in_gate_space = Launcher(i), i.in_gate_space
-    chunks = Chunks(i, size, overlap is not None)
-    recurrence = Recurrence(run, i, size, chunks, (gates, cells), dy, (dh, dc, dz), overlap is not None)
+    run, in_gate_space = Launcher(inputs), inputs.in_gate_space
+    chunks = Chunks(inputs, size, overlap is not None)
+    recurrence = Recurrence(run, inputs, size, chunks, (gates, cells), dy, (dh, dc, dz), overlap is not None)
     if overlap is not None:
         for k in range(min(2, len(chunks))):
             overlap.begin(k, recurrence)
@@ -73,12 +73,13 @@ def _backward(
         need and not (in_gate_space and name in ("w_ih", "b_ih"))
         for name, need in zip(Inputs._fields[1:5], needs[1:5], strict=True)
     ]
-    weights = WeightGradients(run, i, size, chunks, recurrence, y) if any(need_weights) else None
-    dx = i.x.new_empty(size.R, size.N, i.x.shape[2]) if needs[0] else None
-    momentum = (
-        MomentumBackward(run, i, size, moments, (dv, dn), needs[0], chunks.room) if in_gate_space else None
-    )
-    of_input = None if dx is None or in_gate_space else InputGradient(run, i, size, chunks, recurrence, dx)
+    weights = WeightGradients(run, inputs, size, chunks, recurrence, y) if any(need_weights) else None
+    dx = inputs.x.new_empty(size.R, size.N, inputs.x.shape[2]) if needs[0] else None
+    momentum = of_input = None
+    if in_gate_space:
+        momentum = MomentumBackward(run, inputs, size, moments, (dv, dn), needs[0], chunks.room)
+    elif dx is not None:
+        of_input = InputGradient(run, inputs, size, chunks, recurrence, dx)
     for k in range(len(chunks)):
         if overlap is None:
             recurrence(k)
@@ -102,25 +103,26 @@ def _backward(
     of_x = None if dx is None else dx.view(size.R, *shape_of_x[1:])
     all_gradients = [of_x, *of_weights, *recurrence.states[-1], *of_momentum]
     return tuple(
-        i.x.new_empty(0)
-        if d is None or t is None or not need
-        else d.sum(0, keepdim=True)
-        if t.size(0) < size.R
-        else d
-        for t, d, need in zip(i.tensors, all_gradients, needs, strict=True)
+        inputs.x.new_empty(0) if d is None or t is None or not need else _summed_if_shared(t, d)
+        for t, d, need in zip(inputs.tensors, all_gradients, needs, strict=True)
     )
+
+
+def _summed_if_shared(tensor: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient of a tensor, (R, ...): (1, ...), the sum over all replicas, if these share the tensor."""
+    return gradient.sum(0, keepdim=True) if tensor.size(0) < gradient.size(0) else gradient
 
 
 class Chunks:
     """Time in pieces: chunk k has the steps `steps(k)` and the rows `rows(k)`. Chunk 0 is the last one."""
 
-    def __init__(self, i: Inputs, size: Sizes, overlapped: bool) -> None:
-        length = chunk_length(size, i.in_gate_space, i.fine, overlapped)
+    def __init__(self, inputs: Inputs, size: Sizes, overlapped: bool) -> None:
+        length = chunk_length(size, inputs.in_gate_space, inputs.fine, overlapped)
         self._steps = [(first, min(first + length, size.T)) for first in range(0, size.T, length)][::-1]
-        self._begins = [0, *accumulate(i.sizes)] if i.sizes else range(0, size.N + 1, size.B)
+        self._begins = [0, *accumulate(inputs.sizes)] if inputs.sizes else range(0, size.N + 1, size.B)
         room = max(rows.stop - rows.start for rows in map(self.rows, range(len(self))))
         # Rows for which a chunk has memory: whole groups, if fine.
-        self.room = -(-room // GROUP) * GROUP if i.fine else room
+        self.room = -(-room // GROUP) * GROUP if inputs.fine else room
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -150,7 +152,7 @@ class Recurrence:
     def __init__(
         self,
         run: Launcher,
-        i: Inputs,
+        inputs: Inputs,
         size: Sizes,
         chunks: Chunks,
         saved: tuple[Tensor, Tensor],
@@ -158,42 +160,44 @@ class Recurrence:
         last: tuple[Tensor | None, Tensor | None, Tensor | None],
         overlapped: bool,
     ) -> None:
-        self.run, self.i, self.size, self.chunks, self.saved, self.dy = run, i, size, chunks, saved, dy
+        self.run, self.inputs, self.size, self.chunks = run, inputs, size, chunks
+        self.saved, self.dy = saved, dy
         R, B, H, count = size.R, size.B, size.H, len(chunks)
         self._pack_weights()
         # All chunks share one buffer, or two in turn. With fine, rows that a chunk does not fill must be zero
         # for product_in_groups; the first chunk has the fewest.
         new = functools.partial(
-            torch.zeros if i.fine else torch.empty, dtype=torch.float16, device=i.x.device
+            torch.zeros if inputs.fine else torch.empty, dtype=torch.float16, device=inputs.x.device
         )
         memories = 2 if overlapped else 1
         self._high = new((memories, R, chunks.room, 4 * H)).unbind()
         self._low: Sequence[Tensor | None] = (None,) * memories
-        if i.fine:
+        if inputs.fine:
             self._low = new((memories, R, chunks.room, 4 * H)).unbind()
-        self.scales = i.x.new_empty(count, R, chunks.room).unbind()
-        self.all_largest = torch.zeros(count, R, dtype=torch.int32, device=i.x.device)
+        self.scales = inputs.x.new_empty(count, R, chunks.room).unbind()
+        self.all_largest = torch.zeros(count, R, dtype=torch.int32, device=inputs.x.device)
         self.largest = self.all_largest.unbind()  # of the scales of each chunk
         self.states: list[tuple[Tensor | None, Tensor | None, Tensor | None]] = [last]
         for _ in range(count):
-            z = i.x.new_empty(R, B, 4 * H) if i.z0 is not None else None
-            self.states.append((i.x.new_empty(R, B, H), i.x.new_empty(R, B, H), z))
+            z = inputs.x.new_empty(R, B, 4 * H) if inputs.z0 is not None else None
+            self.states.append((inputs.x.new_empty(R, B, H), inputs.x.new_empty(R, B, H), z))
         C = cluster_size(H)
-        self.kernel = launch.kernel("lstm_backward", i.x.device.index, CTAS=C, **launch.lstm_defines(i))
-        self.shared = INPUT_BYTES * 32 * WARPS + (backward_low_bytes(C) if i.fine else 0)
+        defines = launch.lstm_defines(inputs)
+        self.kernel = launch.kernel("lstm_backward", inputs.x.device.index, CTAS=C, **defines)
+        self.shared = INPUT_BYTES * 32 * WARPS + (backward_low_bytes(C) if inputs.fine else 0)
         ctas = C * R * -(-B // TILE)
-        if overlapped and ctas <= ALONE * launch.multiprocessors(i.x.device.index):
+        if overlapped and ctas <= ALONE * launch.multiprocessors(inputs.x.device.index):
             self.shared = self.kernel.alone
 
     def _pack_weights(self) -> None:
         """Uᵀ in the order of the kernel's registers, and its low parts, if fine."""
-        run, C, replicas = self.run, cluster_size(self.size.H), len(self.i.w_hh)
+        run, C, replicas = self.run, cluster_size(self.size.H), len(self.inputs.w_hh)
         threads = C * WARPS * -(-C // 2) * 8 * 32
         self.packed = run.words(replicas * threads * 4)
-        self.packed_low = run.words(replicas * threads * 4) if self.i.fine else None
+        self.packed_low = run.words(replicas * threads * 4) if self.inputs.fine else None
         run(
             "pack_backward", threads, replicas,
-            w_hh=self.i.w_hh, packed=self.packed, low=self.packed_low, ctas=C, H=self.size.H,
+            w_hh=self.inputs.w_hh, packed=self.packed, low=self.packed_low, ctas=C, H=self.size.H,
         )  # fmt: skip
 
     def dz(self, k: int) -> tuple[Tensor, Tensor | None]:
@@ -202,7 +206,7 @@ class Recurrence:
         return self._high[memory], self._low[memory]
 
     def __call__(self, k: int) -> None:
-        i, run = self.i, self.run
+        inputs, run = self.inputs, self.run
         R, T, B, N, H, _, _, total = self.size
         first, last = self.chunks.steps(k)
         high, low = self.dz(k)
@@ -214,13 +218,13 @@ class Recurrence:
             {
                 "weights": self.packed, "low": self.packed_low,
                 "saved_gates": self.saved[0], "saved_cells": self.saved[1], "dy": self.dy,
-                "last_dh": last_dh, "last_dc": last_dc, "last_dz": last_dz, "j0": i.j0,
+                "last_dh": last_dh, "last_dc": last_dc, "last_dz": last_dz, "j0": inputs.j0,
                 "dz": high, "dz_low": low, "scales": self.scales[k], "largest": self.largest[k],
                 "first_dh": first_dh, "first_dc": first_dc, "first_dz": first_dz,
                 "begins": begins, "lengths": lengths, "starts": starts,
                 "T": T, "first": first, "last": last, "B": B, "H": H, "N": N, "total": total,
-                "room": self.chunks.room, "every": i.every,
-                "own_weight": is_own(i.w_hh, R), "own_j": is_own(i.j0, R),
+                "room": self.chunks.room, "every": inputs.every,
+                "own_weight": is_own(inputs.w_hh, R), "own_j": is_own(inputs.j0, R),
             },
             self.shared,
         )  # fmt: skip
@@ -230,52 +234,49 @@ class WeightGradients:
     """The gradients of U, W and the biases: for each chunk one product of dzᵀ with [h | x | 1]."""
 
     def __init__(
-        self, run: Launcher, i: Inputs, size: Sizes, chunks: Chunks, recurrence: Recurrence, y: Tensor
+        self, run: Launcher, inputs: Inputs, size: Sizes, chunks: Chunks, recurrence: Recurrence, y: Tensor
     ) -> None:
-        self.run, self.i, self.size, self.chunks, self.recurrence, self.y = (
-            run,
-            i,
-            size,
-            chunks,
-            recurrence,
-            y,
-        )
-        of_x = i.w_ih is not None and not i.in_gate_space
-        self.features = 0 if i.in_gate_space else size.F
+        self.run, self.inputs, self.size, self.chunks = run, inputs, size, chunks
+        self.recurrence, self.y = recurrence, y
+        of_x = inputs.w_ih is not None and not inputs.in_gate_space
+        self.features = 0 if inputs.in_gate_space else size.F
         # If the drive was given, the kernel reads neither.
-        self.x, self.largest_x = filtered_input(run, i, size) if of_x else (i.x, i.x)
+        self.x, self.largest_x = filtered_input(run, inputs, size) if of_x else (inputs.x, inputs.x)
         self.columns = _padded(size.H + self.features + 1)
-        zeros_or_empty = torch.zeros if i.fine else torch.empty
-        shape = size.R, chunks.room, self.columns * (1 + i.fine)
-        self.right = zeros_or_empty(shape, dtype=torch.float16, device=i.x.device)
+        zeros_or_empty = torch.zeros if inputs.fine else torch.empty
+        shape = size.R, chunks.room, self.columns * (1 + inputs.fine)
+        self.right = zeros_or_empty(shape, dtype=torch.float16, device=inputs.x.device)
         self.products: list[Tensor] = []
 
     def add(self, k: int) -> None:
         """The product of chunk k."""
-        i, recurrence, R, rows = self.i, self.recurrence, self.size.R, self.chunks.rows(k)
+        inputs, recurrence, R, rows = self.inputs, self.recurrence, self.size.R, self.chunks.rows(k)
         count = rows.stop - rows.start
         self.run(
             "pack_gradient_operand", count * self.columns // 8, R,
-            y=self.y, h0=i.h0, x=self.x, scales=recurrence.scales[k], largest_scale=recurrence.largest[k],
-            largest_x=self.largest_x, packed=self.right, begins=self.run.rows.begins,
+            y=self.y, h0=inputs.h0, x=self.x,
+            scales=recurrence.scales[k], largest_scale=recurrence.largest[k], largest_x=self.largest_x,
+            packed=self.right, begins=self.run.rows.begins,
             before=rows.start, rows=count, room=self.chunks.room,
             T=self.size.T, B=self.size.B, N=self.size.N, H=self.size.H, F=self.features,
-            columns=self.columns, fine=i.fine, own_state=is_own(i.h0, R), own_input=is_own(i.x, R),
+            columns=self.columns, fine=inputs.fine,
+            own_state=is_own(inputs.h0, R), own_input=is_own(inputs.x, R),
         )  # fmt: skip
         self.products.append(product_over_rows(*recurrence.dz(k), self.right, count, self.columns))
 
     def gradients(self, needs: Sequence[bool]) -> list[Tensor | None]:
         """Of w_ih, w_hh, b_ih and b_hh, in float32 and in torch's order; those that are needed."""
-        i, R, H, D = self.i, self.size.R, self.size.H, self.size.D
+        inputs, R, H, D = self.inputs, self.size.R, self.size.H, self.size.D
         shapes = (4 * H, D), (4 * H, H), (4 * H,), (4 * H,)
-        found = [i.x.new_empty(R, *s) if need else None for s, need in zip(shapes, needs, strict=True)]
+        found = [inputs.x.new_empty(R, *s) if need else None for s, need in zip(shapes, needs, strict=True)]
         dw_ih, dw_hh, db_ih, db_hh = found
         products = self.products[0] if len(self.products) == 1 else torch.stack(self.products)
         self.run(
             "finish_weight_gradients", 4 * H * (H + self.features + 1), R,
             products=products, largest_scales=self.recurrence.all_largest, largest_x=self.largest_x,
             dw_hh=dw_hh, dw_ih=dw_ih, db_ih=db_ih, db_hh=db_hh, chunks=len(self.products), R=R, H=H,
-            D=0 if i.in_gate_space else D, F=self.features, columns=self.columns, own_input=is_own(i.x, R),
+            D=0 if inputs.in_gate_space else D, F=self.features,
+            columns=self.columns, own_input=is_own(inputs.x, R),
         )  # fmt: skip
         return found
 
@@ -284,11 +285,11 @@ class InputGradient:
     """Fills dx, the gradient of x or of a drive that was given; not for a momentum in gate space."""
 
     def __init__(
-        self, run: Launcher, i: Inputs, size: Sizes, chunks: Chunks, recurrence: Recurrence, dx: Tensor
+        self, run: Launcher, inputs: Inputs, size: Sizes, chunks: Chunks, recurrence: Recurrence, dx: Tensor
     ) -> None:
-        self.run, self.i, self.size, self.chunks, self.recurrence = run, i, size, chunks, recurrence
+        self.run, self.inputs, self.size, self.chunks, self.recurrence = run, inputs, size, chunks, recurrence
         self.dx = dx
-        self.weights = None if i.w_ih is None else weights_for_dx(run, i.w_ih, size, i.fine)
+        self.weights = None if inputs.w_ih is None else weights_for_dx(run, inputs.w_ih, size, inputs.fine)
         self.products: list[Tensor] = []  # of dz with W, for each chunk, before the filter
 
     def add(self, k: int) -> None:
@@ -313,7 +314,8 @@ class InputGradient:
         scales = [scale[:, : product.shape[1]] for scale, product in parts]
         whole, factors = (p[0] if len(p) == 1 else torch.cat(p[::-1], 1) for p in (self.products, scales))
         factors, size = factors * self.weights[1], self.size._replace(F=self.size.D)
-        self.run.filter(whole, self.i.decay, size, self.i.step, v=self.dx, factors=factors, backwards=True)
+        decay, step = self.inputs.decay, self.inputs.step
+        self.run.filter(whole, decay, size, step, v=self.dx, factors=factors, backwards=True)
 
 
 def _padded(columns: int) -> int:

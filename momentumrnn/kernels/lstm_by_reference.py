@@ -36,7 +36,7 @@ class _Rates(Momentum):
 
 def outputs(inputs: Inputs) -> tuple[Tensor, ...]:
     """y, h, c, z, v and n, as `op` describes them."""
-    replicas = [_replica(inputs, r) for r in range(inputs.replicas)]
+    replicas = [_outputs_of_replica(inputs, r) for r in range(inputs.replicas)]
     firsts = inputs.h0, inputs.h0, inputs.h0, inputs.z0, inputs.v0, inputs.n0
     return tuple(
         inputs.x.new_empty(0) if first is None else torch.stack(tensors)
@@ -44,48 +44,48 @@ def outputs(inputs: Inputs) -> tuple[Tensor, ...]:
     )
 
 
-def _replica(inputs: Inputs, r: int) -> tuple[Any, ...]:
+def _outputs_of_replica(inputs: Inputs, r: int) -> tuple[Any, ...]:
     """y, h, c, z, v and n of one replica.
 
     z is None unless extrapolated; v and n are None without a momentum.
     """
     fields: list[Any] = list(inputs)
     fields[:REPLICATED] = (None if t is None else t[r if len(t) > 1 else 0] for t in fields[:REPLICATED])
-    i = Inputs(*fields)
-    cell, sign = _cell(i)
-    width = i.w_hh.shape[0]
-    momentum = _momentum(i) if i.decay is not None or i.in_gate_space else None
+    replica = Inputs(*fields)
+    cell, sign = _cell(replica)
+    width = replica.w_hh.shape[0]
+    momentum = _momentum(replica) if replica.decay is not None or replica.in_gate_space else None
     moments = None
     if momentum is not None:
-        moments = momentum.start(len(i.h0), width, i.x)
-        v0 = moments.v if i.v0 is None else sign * i.v0
-        moments = MomentumState(v0, moments.n if i.n0 is None else i.n0, moments.k)
-    x = i.x if i.sizes else i.x.flatten(0, 1)
-    hidden = [i.h0, i.c0]
-    if i.z0 is not None and i.j0 is not None:
-        hidden += [i.z0, (i.j0 % i.every).unsqueeze(-1)]
+        moments = momentum.start(len(replica.h0), width, replica.x)
+        v0 = moments.v if replica.v0 is None else sign * replica.v0
+        moments = MomentumState(v0, moments.n if replica.n0 is None else replica.n0, moments.k)
+    x = replica.x if replica.sizes else replica.x.flatten(0, 1)
+    hidden = [replica.h0, replica.c0]
+    if replica.z0 is not None and replica.j0 is not None:
+        hidden += [replica.z0, (replica.j0 % replica.every).unsqueeze(-1)]
     # Where the drive is given, there is no W: the reference begins behind it.
-    w_ih = i.w_hh if i.w_ih is None else sign * i.w_ih
-    weights = Weights(w_ih, i.w_hh, None if i.b_ih is None else sign * i.b_ih, i.b_hh)
+    w_ih = replica.w_hh if replica.w_ih is None else sign * replica.w_ih
+    weights = Weights(w_ih, replica.w_hh, None if replica.b_ih is None else sign * replica.b_ih, replica.b_hh)
     net = Network(cell, momentum, [weights])
-    if i.w_ih is None:
+    if replica.w_ih is None:
         y, final, after = reference.recur(sign * x, inputs.rows_of_steps, weights, net, hidden, moments)
     else:
         y, final, after = reference.layer(x, inputs.rows_of_steps, weights, net, hidden, moments)
-    y = y if i.sizes else y.view(*i.x.shape[:2], -1)
+    y = y if replica.sizes else y.view(*replica.x.shape[:2], -1)
     v, n = (None, None) if after is None else (sign * after.v, after.n)
-    return y, final[0], final[1], final[2] if i.z0 is not None else None, v, n
+    return y, final[0], final[1], final[2] if replica.z0 is not None else None, v, n
 
 
-def _cell(i: Inputs) -> tuple[Cell, int]:
+def _cell(replica: Inputs) -> tuple[Cell, int]:
     """The cell, and the sign of the drive: `ExtrapolatedLSTM` subtracts its own, while z here is a sum."""
-    return (LSTM(), 1) if i.z0 is None else (ExtrapolatedLSTM(i.every, step_size=1.0), -1)
+    return (LSTM(), 1) if replica.z0 is None else (ExtrapolatedLSTM(replica.every, step_size=1.0), -1)
 
 
-def _momentum(i: Inputs) -> Momentum:
+def _momentum(replica: Inputs) -> Momentum:
     # As a tensor, because a number would have to be positive.
-    step = i.x.new_tensor(i.step) if i.gain is None else i.gain
-    return _Rates(i.mu, i.decay, step, i.beta, i.eps, i.eps_in_sqrt)
+    step = replica.x.new_tensor(replica.step) if replica.gain is None else replica.gain
+    return _Rates(replica.mu, replica.decay, step, replica.beta, replica.eps, replica.eps_in_sqrt)
 
 
 def gradients(grads: Sequence[Tensor | None], inputs: Inputs, needs: Sequence[bool]) -> tuple[Tensor, ...]:

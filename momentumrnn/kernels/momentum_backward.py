@@ -51,7 +51,7 @@ class MomentumBackward:
     def __init__(
         self,
         run: Launcher,
-        i: Inputs,
+        inputs: Inputs,
         size: Sizes,
         moments: Tensor,
         last: tuple[Tensor | None, Tensor | None],
@@ -59,21 +59,21 @@ class MomentumBackward:
         room: int,
     ) -> None:
         """moments: saved by the forward pass; last: dv and dn of the last step; room: rows of a chunk."""
-        self.run, self.i, self.size, self.moments, self.room = run, i, size, moments, room
+        self.run, self.inputs, self.size, self.moments, self.room = run, inputs, size, moments, room
         R, B, H, D = size.R, size.B, size.H, size.D
         self.features = D if D <= MAX_FEATURES_OF_MOMENTUM_BACKWARD else 0
-        self.parts = 3 if i.fine else 2  # bfloat16 parts of da
-        self.dv, self.dn = (i.x.new_zeros(R, B, 4 * H) if d is None else d.clone() for d in last)
-        self.learned = i.mu is not None or i.gain is not None
+        self.parts = 3 if inputs.fine else 2  # bfloat16 parts of da
+        self.dv, self.dn = (inputs.x.new_zeros(R, B, 4 * H) if d is None else d.clone() for d in last)
+        self.learned = inputs.mu is not None or inputs.gain is not None
         # For each row and channel: dW of an input that this kernel projects, db_ih and, if they are learned,
         # dmu and dgain.
-        self.sums = i.x.new_zeros(R, B, H, 4, self.features + (3 if self.learned else 1))
-        self.x_or_a, self.packed_input, self.weights = i.x, None, None
+        self.sums = inputs.x.new_zeros(R, B, H, 4, self.features + (3 if self.learned else 1))
+        self.x_or_a, self.packed_input, self.weights = inputs.x, None, None
         self.dw: Tensor | None = None  # of a wide input: the products of the parts of da and of x
         if need_dx:
-            self.weights = input_weights(run, i.w_ih, None, None, size, filtered=False, fine=i.fine)
+            self.weights = input_weights(run, inputs.w_ih, None, None, size, filtered=False, fine=inputs.fine)
         if not self.features:
-            of_input = i.for_projection()
+            of_input = inputs.for_projection()
             self.packed_input = wide_input(run, of_input, size)
             self.x_or_a = projected_input(run, of_input, size, self.packed_input)
 
@@ -87,12 +87,12 @@ class MomentumBackward:
         dx: Tensor | None,
     ) -> None:
         """Go back through steps (first, last). rows: their rows among all N; dx: filled if given."""
-        i, R, H = self.i, self.size.R, self.size.H
+        inputs, R, H = self.inputs, self.size.R, self.size.H
         needs_da = dx is not None or self.packed_input is not None
         # Rows beyond those of this chunk are zeros, for products over whole groups.
-        new = torch.zeros if i.fine else torch.empty
+        new = torch.zeros if inputs.fine else torch.empty
         shape = R, self.room, self.parts, 4 * H
-        da = new(shape, dtype=torch.bfloat16, device=i.x.device) if needs_da else None
+        da = new(shape, dtype=torch.bfloat16, device=inputs.x.device) if needs_da else None
         self._go_back(dz, dz_low, scales, steps, da)
         if da is None:
             return
@@ -104,37 +104,40 @@ class MomentumBackward:
             # Here each part of a row of da is a row of its own.
             products = product(da[:, :count].flatten(1, 2), self.weights.expand(R, -1, -1))
             of_parts = products.view(R, count, self.parts, -1).unbind(2)
-            dx[:, rows] = sum_of_parts(of_parts, *PARTS_FOR_DX[i.fine], self.size.D)
+            dx[:, rows] = sum_of_parts(of_parts, *PARTS_FOR_DX[inputs.fine], self.size.D)
 
     def _go_back(
         self, dz: Tensor, dz_low: Tensor | None, scales: Tensor, steps: tuple[int, int], da: Tensor | None
     ) -> None:
-        i, run = self.i, self.run
+        inputs, run = self.inputs, self.run
         R, T, B, N, H, _, _, _ = self.size
-        defines = launch.backward_momentum_defines(i, self.size, da is not None)
-        kernel = launch.kernel("momentum_backward", i.x.device.index, **defines)
+        defines = launch.backward_momentum_defines(inputs, self.size, da is not None)
+        kernel = launch.kernel("momentum_backward", inputs.x.device.index, **defines)
         kernel(
             (-(-B * 4 * H // defines["CHANNELS"] // MOMENTUM_THREADS), R, 1),
             MOMENTUM_THREADS,
             {
                 "x": self.x_or_a,
                 # The projection of a wide input has W and b_ih in it.
-                "w_ih": i.w_ih if self.features else None, "b_ih": i.b_ih if self.features else None,
-                "decay": i.decay, "mu": i.mu, "gain": i.gain, "saved": self.moments,
+                "w_ih": inputs.w_ih if self.features else None,
+                "b_ih": inputs.b_ih if self.features else None,
+                "decay": inputs.decay, "mu": inputs.mu, "gain": inputs.gain, "saved": self.moments,
                 "begins": run.rows.begins, "lengths": run.rows.lengths,
                 "dz": dz, "dz_low": dz_low, "scales": scales,
-                "dv": self.dv, "dn": self.dn if i.beta is not None else None, "sums": self.sums, "da": da,
+                "dv": self.dv, "dn": self.dn if inputs.beta is not None else None,
+                "sums": self.sums, "da": da,
                 "first": steps[0], "last": steps[1], "room": self.room,
-                "T": T, "B": B, "H": H, "N": N, "decay_columns": launch.decay_columns(i.decay),
-                "own_x": is_own(self.x_or_a, R), "own_w": is_own(i.w_ih, R), "own_bias": is_own(i.b_ih, R),
-                "own_mu": is_own(i.mu, R), "own_gain": is_own(i.gain, R),
-                **launch.momentum_numbers(i),
+                "T": T, "B": B, "H": H, "N": N, "decay_columns": launch.decay_columns(inputs.decay),
+                "own_x": is_own(self.x_or_a, R),
+                "own_w": is_own(inputs.w_ih, R), "own_bias": is_own(inputs.b_ih, R),
+                "own_mu": is_own(inputs.mu, R), "own_gain": is_own(inputs.gain, R),
+                **launch.momentum_numbers(inputs),
             },
         )  # fmt: skip
 
     def _add_to_dw(self, da: Tensor, packed_input: Tensor, count: int) -> None:
         # Here the parts of a row of da are beside each other.
-        if self.i.fine:
+        if self.inputs.fine:
             padded = torch.nn.functional.pad(packed_input, (0, 0, 0, self.room - count))
             products = torch.cat([product_in_groups(part, padded) for part in da.unbind(2)], 1)
         else:
@@ -149,7 +152,7 @@ class MomentumBackward:
             dw = sums[..., : self.features].contiguous()
         else:
             of_parts = self.dw.view(R, self.parts, 4 * H, -1).unbind(1)
-            interleaved = sum_of_parts(of_parts, *PARTS_FOR_DW[self.i.fine], D)
+            interleaved = sum_of_parts(of_parts, *PARTS_FOR_DW[self.inputs.fine], D)
             dw = interleaved.view(R, H, 4, D).transpose(1, 2).reshape(R, 4 * H, D)
         db, *rates = (column.contiguous() for column in sums[..., self.features :].unbind(-1))
         dmu, dgain = rates if self.learned else (None, None)

@@ -16,16 +16,16 @@ GROUP = 1024
 MAX_REPLICAS = MAX_GRID
 
 
-def prepared(i: Inputs) -> Inputs:
+def prepared(inputs: Inputs) -> Inputs:
     """The inputs, checked and dense, with x as (R, N, D)."""
-    tensors, device = (*i.tensors, i.j0, i.decay), i.x.device
+    tensors, device = (*inputs.tensors, inputs.j0, inputs.decay), inputs.x.device
     for t in tensors:
         if t is not None and (t.device != device or (t.is_cuda and t.dtype != torch.float32)):
             raise TypeError(f"expected float32 on {device}, got {t.dtype} on {t.device}")
-    if i.replicas > MAX_REPLICAS:
-        raise ValueError(f"expected at most {MAX_REPLICAS} replicas, got {i.replicas}")
-    all_dense = Inputs(*map(dense, tensors), *i[len(tensors) :])  # type: ignore[arg-type]
-    return all_dense if i.sizes else all_dense._replace(x=all_dense.x.flatten(1, 2))
+    if inputs.replicas > MAX_REPLICAS:
+        raise ValueError(f"expected at most {MAX_REPLICAS} replicas, got {inputs.replicas}")
+    all_dense = Inputs(*map(dense, tensors), *inputs[len(tensors) :])  # type: ignore[arg-type]
+    return all_dense if inputs.sizes else all_dense._replace(x=all_dense.x.flatten(1, 2))
 
 
 def dense(t: Tensor | None) -> Tensor | None:
@@ -47,43 +47,43 @@ def with_equal_replicas(s: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
 # The input.
 
 
-def filtered_input(run: Launcher, i: Inputs, size: Sizes) -> tuple[Tensor, Tensor]:
+def filtered_input(run: Launcher, inputs: Inputs, size: Sizes) -> tuple[Tensor, Tensor]:
     """The momentum's drive of x, and the largest entry of each feature."""
-    v = i.x if i.decay is None else i.x.new_empty(len(i.x), size.N, size.F)
-    largest = torch.zeros(len(i.x), size.F, dtype=torch.int32, device=i.x.device)
-    run.filter(i.x, i.decay, size, i.step, v=None if v is i.x else v, largest=largest)
+    v = inputs.x if inputs.decay is None else inputs.x.new_empty(len(inputs.x), size.N, size.F)
+    largest = torch.zeros(len(inputs.x), size.F, dtype=torch.int32, device=inputs.x.device)
+    run.filter(inputs.x, inputs.decay, size, inputs.step, v=None if v is inputs.x else v, largest=largest)
     return v, largest
 
 
-def narrow_input(run: Launcher, i: Inputs, size: Sizes, slices: int) -> Tensor:
+def narrow_input(run: Launcher, inputs: Inputs, size: Sizes, slices: int) -> Tensor:
     """The drive of a narrow input as extra columns of the product with U."""
-    v = i.x
-    if i.decay is not None:
-        v = i.x.new_empty(len(i.x), size.N, size.F)
-        run.filter(i.x, i.decay, size, i.step, v=v)
-    packed = run.words(len(i.x) * size.total * slices * 64)
+    v = inputs.x
+    if inputs.decay is not None:
+        v = inputs.x.new_empty(len(inputs.x), size.N, size.F)
+        run.filter(inputs.x, inputs.decay, size, inputs.step, v=v)
+    packed = run.words(len(inputs.x) * size.total * slices * 64)
     threads = size.T * multiple_of_8(size.B) * slices
     begins, lengths, starts = run.rows
     run(
-        "pack_input", threads, len(i.x),
+        "pack_input", threads, len(inputs.x),
         x=v, packed=packed, begins=begins, lengths=lengths, starts=starts,
-        T=size.T, B=size.B, N=size.N, total=size.total, F=size.F, input_slices=slices, fine=i.fine,
+        T=size.T, B=size.B, N=size.N, total=size.total, F=size.F, input_slices=slices, fine=inputs.fine,
     )  # fmt: skip
     return packed
 
 
-def wide_input(run: Launcher, i: Inputs, size: Sizes) -> Tensor:
+def wide_input(run: Launcher, inputs: Inputs, size: Sizes) -> Tensor:
     """The drive of a wide input in bfloat16 columns, (R or 1, N, width)."""
-    width = multiple_of_8(input_columns(size.F, i.fine))
-    packed_input = torch.empty(len(i.x), size.N, width, dtype=torch.bfloat16, device=i.x.device)
-    run.filter(i.x, i.decay, size, i.step, packed=packed_input, width=width)
+    width = multiple_of_8(input_columns(size.F, inputs.fine))
+    packed_input = torch.empty(len(inputs.x), size.N, width, dtype=torch.bfloat16, device=inputs.x.device)
+    run.filter(inputs.x, inputs.decay, size, inputs.step, packed=packed_input, width=width)
     return packed_input
 
 
-def projected_input(run: Launcher, i: Inputs, size: Sizes, packed_input: Tensor) -> Tensor:
+def projected_input(run: Launcher, inputs: Inputs, size: Sizes, packed_input: Tensor) -> Tensor:
     """The drive of a wide input times W, with all biases, (R, N, H, 4); packed_input: by `wide_input`."""
-    biases = i.b_ih, i.b_hh
-    weights = input_weights(run, i.w_ih, *biases, size, filtered=i.decay is not None, fine=i.fine).mT
+    tensors, filtered = (inputs.w_ih, inputs.b_ih, inputs.b_hh), inputs.decay is not None
+    weights = input_weights(run, *tensors, size, filtered=filtered, fine=inputs.fine).mT
     R = max(len(packed_input), len(weights))
     return product(packed_input.expand(R, -1, -1), weights.expand(R, -1, -1))
 

@@ -44,17 +44,18 @@ class RowTables(NamedTuple):
     starts: Tensor | None = None
 
 
-def sizes_of(i: Inputs) -> Sizes:
-    if i.sizes:
-        T, B, N = len(i.sizes), i.sizes[0], sum(i.sizes)
-        total = sum(-(-rows // TILE) for rows in i.sizes)
+def sizes_of(inputs: Inputs) -> Sizes:
+    if inputs.sizes:
+        T, B, N = len(inputs.sizes), inputs.sizes[0], sum(inputs.sizes)
+        total = sum(-(-rows // TILE) for rows in inputs.sizes)
     else:
-        B = i.h0.shape[1]
-        T = i.x.shape[1] if i.x.dim() == 4 else i.x.shape[1] // B  # before and after `prepared`
+        B = inputs.h0.shape[1]
+        # x is (R, T, B, D) before `prepared`, and (R, N, D) after it.
+        T = inputs.x.shape[1] if inputs.x.dim() == 4 else inputs.x.shape[1] // B
         N, total = T * B, T * -(-B // TILE)
-    D = 0 if i.w_ih is None else i.x.shape[-1]
-    filtered = i.decay is not None and i.b_ih is not None and not i.in_gate_space
-    return Sizes(i.replicas, T, B, N, i.w_hh.shape[2], D, D + int(filtered), total)
+    D = 0 if inputs.w_ih is None else inputs.x.shape[-1]
+    filtered = inputs.decay is not None and inputs.b_ih is not None and not inputs.in_gate_space
+    return Sizes(inputs.replicas, T, B, N, inputs.w_hh.shape[2], D, D + int(filtered), total)
 
 
 def cluster_size(hidden_size: int) -> int:
