@@ -4,8 +4,8 @@
     python benchmarks/compare_checkouts.py --before ../before --json results/bench/NAME.json [--device cuda]
 
 Each checkout runs in a process of its own, a new one in each round: two processes of one checkout can differ
-by some percent. In a round both time every case in short bursts, by turns. The result has the median time of
-each, and the ratio after / before, which is that of the median bursts of a round: its median and its range.
+by some percent. In a round both time every case in short bursts, by turns. Each round gives one ratio after /
+before, that of the median bursts. The result has the median and the range of these ratios, and median times.
 """
 
 import argparse

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    # A submodule is imported directly: by way of `api`, modules that `api` imports would import themselves.
+    # Import a submodule without `api`: while `api` itself is being imported, the way through it is a circle.
     if name.isidentifier() and not name.startswith("_") and find_spec(f"{__name__}.{name}"):
         return import_module(f".{name}", __name__)
     api, names = import_module(".api", __name__), globals()

@@ -72,8 +72,8 @@ class Momentum(ABC):
     def decay(self, k: Tensor) -> Tensor | float:
         """The factor on v in step k, which counts from 0.
 
-        k: (..., 1), in float64. Returns a number or a tensor of shape (..., 1); or (..., n) for factors that
-        differ between gate rows, or (n,) if these are the same in all steps. If the factors of a linear
+        k: (..., 1), floating-point. Returns a number or a tensor of shape (..., 1); or (..., n) for factors
+        that differ between gate rows, or (n,) if these are the same in all steps. If the factors of a linear
         momentum differ between gate rows, and not through a tensor `mu`, it sets `commutes = False`.
         """
 
@@ -117,19 +117,15 @@ class Momentum(ABC):
     def update(
         self, a: Tensor, state: MomentumState, decay: Tensor | None = None
     ) -> tuple[Tensor, MomentumState]:
-        """One time step, the definition. a: (B, G).
-
-        decay: the factor on v, for a caller that counts the steps itself: then k stays as it is. By default
-            k has the count, and the factor is computed from it.
-        """
+        """One time step, the definition. a: (B, G). Given decay, the factor on v, k stays: the caller counts."""
         v, n, k = state
-        z = a.to(moments_dtype(a.dtype))
+        dtype, a = a.dtype, a.to(moments_dtype(a.dtype))
         if decay is None:
-            decay, k = self.decays(k, z), k + 1
-        v = decay * v + self.scaled(z)
+            decay, k = self.decays(k, a), k + 1
+        v = decay * v + self.scaled(a)
         if self.beta is not None:
-            n = self.beta * n + (1 - self.beta) * z * z
-        return cast_in_range(self.readout(v, n), a.dtype), MomentumState(v, n, k)
+            n = self.beta * n + (1 - self.beta) * a * a
+        return cast_in_range(self.readout(v, n), dtype), MomentumState(v, n, k)
 
     def __call__(self, a: Tensor, state: MomentumState | None = None) -> tuple[Tensor, MomentumState]:
         """All time steps at once. a: (T, B, G); returns the drive (T, B, G) and the state after T."""
@@ -147,11 +143,11 @@ class Momentum(ABC):
     def moments(self, a: Tensor, state: MomentumState | None = None) -> tuple[Tensor, Tensor]:
         """v and n after every step, (T, B, G), in float32 at least."""
         v, n, k = (None, None, None) if state is None else state
-        z = a.to(moments_dtype(a.dtype))
-        v = scan(self.decays(step_indices(k, len(z), z.device), z), self.scaled(z), v)
+        a = a.to(moments_dtype(a.dtype))
+        v = scan(self.decays(step_indices(k, len(a), a.device), a), self.scaled(a), v)
         if self.beta is None:
             return v, v[..., :0]
-        return v, scan(z.new_full((len(z), 1, 1), self.beta), (1 - self.beta) * z * z, n)
+        return v, scan(a.new_full((len(a), 1, 1), self.beta), (1 - self.beta) * a * a, n)
 
     def readout(self, v: Tensor, n: Tensor) -> Tensor:
         """The drive, from the moments."""
@@ -159,17 +155,17 @@ class Momentum(ABC):
             return v
         return v / ((n + self.eps**2).sqrt() if self.eps_in_sqrt else n.sqrt() + self.eps)
 
-    def scaled(self, z: Tensor) -> Tensor:
-        """`step z`, where each column has its own step if step is a tensor. z: (..., G)."""
+    def scaled(self, a: Tensor) -> Tensor:
+        """`step a`, where each column has its own step if step is a tensor. a: (..., G)."""
         if not isinstance(self.step, Tensor):
-            return self.step * z
-        step = self.step.to(z.dtype).reshape(-1)
-        if z.shape[-1] % len(step):
+            return self.step * a
+        step = self.step.to(a.dtype).reshape(-1)
+        if a.shape[-1] % len(step):
             raise ValueError(
-                f"{type(self).__name__}: step should be a tensor whose size divides the {z.shape[-1]} gate "
+                f"{type(self).__name__}: step should be a tensor whose size divides the {a.shape[-1]} gate "
                 f"rows, got {describe(self.step)}"
             )
-        return _repeat_columns(step, z.shape[-1]) * z
+        return _repeat_columns(step, a.shape[-1]) * a
 
     def decays(self, k: Tensor, like: Tensor) -> Tensor:
         """The decay of each step k, (*k.shape, 1) or (*k.shape, G), in the dtype of `like`, (..., G)."""

@@ -200,7 +200,7 @@ class RecurrentModule(nn.Module):
     def _read_state(self, hx: Any, rows: tuple[int, ...], x: Tensor) -> State:
         """hx as a State, after a check. If hx is torch's or None, the moments are empty tensors."""
         leading = *self._leading_axes(), *rows
-        # k is read only if hx is a State, so that its memory needs no value here.
+        # k stays uninitialised here: it is read only if hx is a State.
         empty, k = x.new_empty(*leading, 0), x.new_empty(rows, dtype=torch.int64)
         if hx is None:
             widths = self._hidden_widths()

@@ -217,7 +217,7 @@ class Recurrent(RecurrentModule):
         return self._zero_state(rows, self._weight("weight_ih_l0", {}).detach())
 
     def explain(self, input: Tensor | PackedSequence) -> str:
-        """One line for each backend: whether it runs this input and how, or why it can't.
+        """A line for the call, then one for each backend: whether it runs this input and how, or why not.
 
         input: as for `forward`.
         """

@@ -36,7 +36,10 @@ DECAYS_IN_KERNEL = HeavyBall, Nesterov, ScheduledRestart, Adam, RMSProp
 
 
 class Engine(Protocol):
-    """Holds a batched `State` and advances it. rows: (B,), or () if x and y have no axis of rows."""
+    """Holds a batched `State` and advances it.
+
+    The engines below are given rows: (B,), or () if x and y have no axis of rows.
+    """
 
     def __call__(self, x: Tensor) -> Tensor:
         """Advance the state by one step on x. Returns h of the last layer."""
@@ -71,13 +74,13 @@ class _GPUEngine:
     def __init__(self, device: torch.device, buffers: Sequence[Tensor]) -> None:
         self._device, self._memory = device, buffers
         self._handle = _stream_handle(device.index)
-        self._stream = _current_stream(device)
+        self._stream = torch.cuda.current_stream(device)
 
     def _wait_for_last_stream(self) -> None:
         """If the current stream is not that of the last step, make it wait for that one."""
         handle = _stream_handle(self._device.index)
         if handle != self._handle:
-            stream = _current_stream(self._device)
+            stream = torch.cuda.current_stream(self._device)
             stream.wait_stream(self._stream)
             for tensor in self._memory:
                 tensor.record_stream(stream)
@@ -188,11 +191,11 @@ def choose_engine(layer: Recurrent, state: State, rows: tuple[int, ...]) -> tupl
 
 def one_step(layer: Recurrent) -> tuple[Advance, str]:
     """A function that computes one step on x (B, D) without gradients, and its name for the user."""
-    time = int(layer.batch_first)
+    time_axis = int(layer.batch_first)
 
     def run_forward(x: Tensor, state: State) -> tuple[Tensor, State]:
-        y, after = layer(x.unsqueeze(time), state)
-        return y.squeeze(time), after
+        y, after = layer(x.unsqueeze(time_axis), state)
+        return y.squeeze(time_axis), after
 
     fixed = None if has_parametrizations(layer) else layer._network()
 
@@ -277,14 +280,12 @@ def _tensors(state: State) -> list[Tensor]:
     return [*state.hidden, state.v, state.n, state.k]
 
 
-def _current_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.current_stream(device)
-
-
 def _stream_handle(device: int) -> int:
     """The address of the current CUDA stream. Raises if a CUDA graph is captured on it."""
     if torch.cuda.is_current_stream_capturing():
-        raise RuntimeError("a Stream can't be part of a CUDA graph: its steps take turns between two buffers")
+        raise RuntimeError(
+            "a Stream can't be part of a CUDA graph, which would replay one step and lose track of the state"
+        )
     return raw_stream(device)
 
 

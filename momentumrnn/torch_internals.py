@@ -53,7 +53,7 @@ INTERNALS = (
     ),
     Internal(
         "torch._C._any_requires_grad",
-        "finds a tensor that requires a gradient among 40 arguments without a loop in Python",
+        "finds a tensor that requires a gradient among up to 32 arguments without a loop in Python",
         REGISTER_AUTOGRAD,
     ),
     Internal(
@@ -245,8 +245,8 @@ def is_mapped(t: Tensor) -> bool:
     return False
 
 
-def stands_for_many(grads: Sequence[Tensor]) -> bool:
-    """Whether each of these holds many gradients: under vmap, or by autograd's is_grads_batched."""
+def may_be_batched(grads: Sequence[Tensor]) -> bool:
+    """Whether each may hold many gradients: under a transform of torch.func, or by is_grads_batched."""
     legacy = torch._C._functorch.is_legacy_batchedtensor
     return transforms_active() or any(map(legacy, grads))
 

@@ -76,11 +76,11 @@ def expected(k):
 
 @cache
 def messaged():
-    (expression,) = re.findall(r"u32 messages\(u32 buffer\) { return (.*?); }", source("lstm_backward"))
+    (expression,) = re.findall(r"u32 bytes_received\(u32 buffer\) { return (.*?); }", source("lstm_backward"))
     return expression
 
 
-def messages(k, buffer):
+def bytes_received(k, buffer):
     """The bytes that a barrier of the backward pass expects in a step."""
     return value(messaged(), {**vars(k), "buffer": buffer})
 
@@ -156,7 +156,7 @@ def rest_of(x, low):
     return (x - halves(x)[..., 0]) * low
 
 
-def half_rest(x):
+def scaled_low_half(x):
     return rest_of(x, 2048.0)
 
 
@@ -494,8 +494,8 @@ class Warp:
 def lstm_forward(
     me, k, weights, low, narrow_input, drive, bias, h0, c0, z0, j0, y, last_h, last_c, last_z, decay, mu,
     gain, v0, n0, last_v, last_n, saved_moments, saved_gates, saved_cells, begins, lengths, starts, T, B, H,
-    N, total, every, decay_columns, own_weight, own_input, own_bias, own_state, own_z, own_j, own_mu,
-    own_gain, own_v, step, beta, rest, eps,
+    N, tile_steps, every, decay_columns, own_weight, own_input, own_bias, own_state, own_z, own_j, own_mu,
+    own_gain, own_v, step, beta, one_minus_beta, eps,
 ):  # fmt: skip
     CTAS, INPUT_SLICES, WARPS, SLICES, BLOCK, HIDDEN = (
         k.CTAS,
@@ -513,7 +513,7 @@ def lstm_forward(
     mine = (unit < H) & (row < B), (unit < H) & (row + 1 < B)
     steps, start = (int(lengths[tile * k.TILE]), int(starts[tile])) if PACKED else (T, tile * T)
     ends = [np.where(row + n < B, lengths.load(row + n, row + n < B), T) if PACKED else T for n in range(2)]
-    states, place = B * H, row * H + unit
+    state_size, place = B * H, row * H + unit
 
     def rows_of(t):
         return int(begins[min(t, T)]) if PACKED else t * B
@@ -526,8 +526,8 @@ def lstm_forward(
         many = np.arange(2 * SLICES)[:, None]
         me.store("lows", own_low + many * 512, low[many * 32])
 
-    h0 += replica * own_state * states
-    c0 += replica * own_state * states
+    h0 += replica * own_state * state_size
+    c0 += replica * own_state * state_size
     for i in range(0, k.TILE * k.WIDTH, k.THREADS):
         i = i + thread
         u, b = i // 64 * 8 + i % 8, tile * k.TILE + i // 8 % 8
@@ -545,8 +545,8 @@ def lstm_forward(
                 old[n, gate] = factor[gate] * z0.load((n * 4 + gate) * H, mine[n])
             j[n] = j0.load(replica * own_j * B + row + n, mine[n]).astype(int) % every
 
-    least = eps * eps / rest
-    over_root = 1 / np.sqrt(rest) if k.MOMENTUM_FORM == 2 else 1.0
+    scaled_eps_squared = eps * eps / one_minus_beta
+    over_root = 1 / np.sqrt(one_minus_beta) if k.MOMENTUM_FORM == 2 else 1.0
     v, s = np.zeros((2, 2, 4, 32))
     gains, mus = np.full((4, 32), step), np.zeros((4, 32))
     assert k.MOMENTUM_FORM or not k.TABLE, "a table is a momentum's"
@@ -564,19 +564,19 @@ def lstm_forward(
                 if v0:
                     v[n, gate] = v0.load(at, mine[n])
                 if k.MOMENTUM_FORM > 1:
-                    s[n, gate] = (n0.load(at, mine[n]) if n0 else 0) / rest
+                    s[n, gate] = (n0.load(at, mine[n]) if n0 else 0) / one_minus_beta
         saved_moments += (
             (replica * ((T + k.SPACING - 1) // k.SPACING) * B + row) * H + unit
         ) * k.SAVED_MOMENTS
     other_row = (row + 1 < B) & (decay_columns > 1)
-    fades = np.zeros((2, 32))
+    decays = np.zeros((2, 32))
     if k.TABLE:
         decay += np.minimum(row, B - 1) if decay_columns > 1 else 0 * row
-        fades[:] = decay[0], decay[other_row]
+        decays[:] = decay[0], decay[other_row]
 
     number = rank * WARPS + warp
-    saved_gates += (replica * total + start) * k.BLOCKS + number * 32 * PARTS + lane
-    saved_cells += (replica * (total + tiles) + start + tile) * k.BLOCKS + (number * 32 + lane) * PARTS
+    saved_gates += (replica * tile_steps + start) * k.BLOCKS + number * 32 * PARTS + lane
+    saved_cells += (replica * (tile_steps + tiles) + start + tile) * k.BLOCKS + (number * 32 + lane) * PARTS
 
     def keep_cells():
         if FINE:
@@ -598,7 +598,7 @@ def lstm_forward(
     size = 8 if INPUT_SLICES else 16
     own = size * thread
     if INPUT_SLICES:
-        narrow_input += ((replica * own_input * total + start) * INPUT_SLICES * 32 + lane) * 2
+        narrow_input += ((replica * own_input * tile_steps + start) * INPUT_SLICES * 32 + lane) * 2
     else:
         drive += replica * own_input * N * H + place
 
@@ -617,7 +617,7 @@ def lstm_forward(
                 there = (t < ends[n]) & mine[n]
                 me.copy_later("inputs", slot + n * k.PIECE, wide(source.load(n * H, there)), there)
             if not PACKED:
-                drive += states
+                drive += state_size
         me.end_of_copies()
 
     b_hh = np.zeros((4, 32))
@@ -657,27 +657,27 @@ def lstm_forward(
                 to_kept.store(0, v[n].T, there)
                 if k.MOMENTUM_FORM > 1:
                     to_kept.store(1, s[n].T, there)
-            saved_moments += states * k.SAVED_MOMENTS
+            saved_moments += state_size * k.SAVED_MOMENTS
         for i in range(8):
             n, gate = i // 4, i % 4
             a = z[gate // 2, :, gate % 2 * 2 + n]
-            v[n, gate] = (fades[n] if k.TABLE else mus[gate]) * v[n, gate] + gains[gate] * a
+            v[n, gate] = (decays[n] if k.TABLE else mus[gate]) * v[n, gate] + gains[gate] * a
             if k.MOMENTUM_FORM > 1:
                 s[n, gate] = beta * s[n, gate] + a * a
             a[:] = v[n, gate]
             if k.MOMENTUM_FORM == 2:
-                a /= np.sqrt(s[n, gate] + least)
+                a /= np.sqrt(s[n, gate] + scaled_eps_squared)
             if k.MOMENTUM_FORM == 3:
-                a /= np.sqrt(rest) * np.sqrt(s[n, gate]) + eps
+                a /= np.sqrt(one_minus_beta) * np.sqrt(s[n, gate]) + eps
             a[:] = factor[gate] * over_root * a + b_hh[gate]
         if k.TABLE:
             decay += decay_columns if t + 1 < T else 0
-            fades[:] = decay[0], decay[other_row]
+            decays[:] = decay[0], decay[other_row]
 
     coming_z, h, gates = np.zeros((2, 32, 4)), np.zeros((2, 32)), [None, None]
 
-    def leave(n, there):
-        at = replica * states + place + n * H
+    def store_final_state(n, there):
+        at = replica * state_size + place + n * H
         last_h.store(at, h[n], there)
         last_c.store(at, c[n], there)
         for gate in range(4):
@@ -687,7 +687,7 @@ def lstm_forward(
             if k.MOMENTUM_FORM and last_v:
                 last_v.store(channel, v[n, gate], there)
             if k.MOMENTUM_FORM > 1 and last_v:
-                last_n.store(channel, rest * s[n, gate], there)
+                last_n.store(channel, one_minus_beta * s[n, gate], there)
 
     if k.MOMENTUM_FORM:
         me.wait_for_copies(k.AHEAD - 2)
@@ -773,7 +773,7 @@ def lstm_forward(
         y.store(0, h[0], mine[0] & (not PACKED or t < ends[0]))
         y.store(H, h[1], mine[1] & (not PACKED or t < ends[1]))
         if not PACKED:
-            y += states
+            y += state_size
         if k.KEEP:
             if FINE:
                 for n in range(2):
@@ -786,7 +786,7 @@ def lstm_forward(
             keep_cells()
         if PACKED:
             for n in range(2):
-                leave(n, mine[n] & (t + 1 == ends[n]))
+                store_final_state(n, mine[n] & (t + 1 == ends[n]))
 
     for t in range(steps):
         yield from run(t)
@@ -798,7 +798,7 @@ def lstm_forward(
     put(steps - 1)
     if not PACKED:
         for n in range(2):
-            leave(n, mine[n])
+            store_final_state(n, mine[n])
     if CTAS > 1:
         yield from me.wait(steps & 1, (steps - 1) >> 1)
 
@@ -808,7 +808,7 @@ def lstm_forward(
 
 def lstm_backward(
     me, k, weights, low, saved_gates, saved_cells, dy, last_dh, last_dc, last_dz, j0, dz, dz_low, scales,
-    largest, first_dh, first_dc, first_dz, begins, lengths, starts, T, first, last, B, H, N, total, room,
+    largest, first_dh, first_dc, first_dz, begins, lengths, starts, T, first, last, B, H, N, tile_steps, room,
     every, own_weight, own_j,
 ):  # fmt: skip
     CTAS, WARPS, THREADS, TILES, SLICES, CHAINS = k.CTAS, k.WARPS, k.THREADS, k.TILES, k.SLICES, k.CHAINS
@@ -819,8 +819,8 @@ def lstm_backward(
     tile, tiles, replica = me.tile, me.tiles, me.replica
     unit, row = rank * k.UNITS + warp * 8 + g, tile * k.TILE + 2 * q
     mine = (unit < H) & (row < B), (unit < H) & (row + 1 < B)
-    states = B * H
-    place = replica * states + row * H + unit
+    state_size = B * H
+    place = replica * state_size + row * H + unit
     length, start = (int(lengths[tile * k.TILE]), int(starts[tile])) if PACKED else (T, tile * T)
     ends = [
         np.where(row + n < B, lengths.load(row + n, row + n < B), T) if PACKED else np.full(32, T)
@@ -829,29 +829,31 @@ def lstm_backward(
     end = min(last, length)
     steps = end - first
     joins = [end - np.minimum(ends[n], last) for n in range(2)]
-    late_dh, late_dc, pending = np.zeros((2, 32)), np.zeros((2, 32)), np.zeros((2, 4, 32))
+    given_dh, given_dc, pending = np.zeros((2, 32)), np.zeros((2, 32)), np.zeros((2, 4, 32))
     gates_place = (replica * B + row) * 4 * H + unit
     for n in range(2):
         if last_dh:
-            late_dh[n] = last_dh.load(place + n * H, mine[n])
+            given_dh[n] = last_dh.load(place + n * H, mine[n])
         if last_dc:
-            late_dc[n] = last_dc.load(place + n * H, mine[n])
+            given_dc[n] = last_dc.load(place + n * H, mine[n])
 
-    def late_dz(n, gate):
+    def given_dz(n, gate):
         return last_dz.load(gates_place + (n * 4 + gate) * H, mine[n]) if last_dz else np.zeros(32)
 
-    def leave(n, dh, dc, dz, there=True):
+    def store_first_gradients(n, dh, dc, dz, there=True):
         first_dh.store(place + n * H, dh, mine[n] & there)
         first_dc.store(place + n * H, dc, mine[n] & there)
         for gate in range(4 * EXTRAPOLATED):
             first_dz.store(gates_place + (n * 4 + gate) * H, dz[gate], mine[n] & there)
 
-    def leave_late(n, there=True):
-        leave(n, late_dh[n], late_dc[n], [late_dz(n, gate) for gate in range(4 * EXTRAPOLATED)], there)
+    def pass_given_gradients_on(n, there=True):
+        store_first_gradients(
+            n, given_dh[n], given_dc[n], [given_dz(n, gate) for gate in range(4 * EXTRAPOLATED)], there
+        )
 
     if PACKED and steps <= 0:
-        leave_late(0)
-        leave_late(1)
+        pass_given_gradients_on(0)
+        pass_given_gradients_on(1)
         return
     rows_before = int(begins[first]) if PACKED else first * B
 
@@ -867,7 +869,7 @@ def lstm_backward(
         me.store("inputs", own_low + many * 512, low[many * 32])
 
     received, other = warp, WARPS
-    me.expect(received, messages(k, 0))
+    me.expect(received, bytes_received(k, 0))
 
     own_gates, own_cells = 16 * thread, AHEAD * PARTS * 16 * THREADS + 4 * PARTS * thread
     own_dy = AHEAD * PARTS * 20 * THREADS + 4 * thread
@@ -877,8 +879,10 @@ def lstm_backward(
     me.store("slots", SLOTS + (many * THREADS + thread) * 4, np.zeros((len(many), 32, 2)))
     yield from me.syncthreads()
     number = rank * WARPS + warp
-    saved_gates += (replica * total + start + end - 1) * k.BLOCKS + number * 32 * PARTS + lane
-    saved_cells += (replica * (total + tiles) + start + tile + end) * k.BLOCKS + (number * 32 + lane) * PARTS
+    saved_gates += (replica * tile_steps + start + end - 1) * k.BLOCKS + number * 32 * PARTS + lane
+    saved_cells += (replica * (tile_steps + tiles) + start + tile + end) * k.BLOCKS + (
+        number * 32 + lane
+    ) * PARTS
 
     def two_cells(there=True):
         """A word of two halves, or two words, in numbers of 16 bits."""
@@ -890,7 +894,7 @@ def lstm_backward(
     c = list(cells_of(two_cells()).T.copy())
     saved_cells += -k.BLOCKS
     if dy:
-        dy += replica * N * H + row * H + unit + (0 if PACKED else (end - 1) * states)
+        dy += replica * N * H + row * H + unit + (0 if PACKED else (end - 1) * state_size)
 
     def fetch_dy(s):
         nonlocal dy
@@ -901,7 +905,7 @@ def lstm_backward(
                 at = own_dy + s % 8 * 8 * THREADS + n * 4 * THREADS
                 me.copy_later("inputs", at, wide(source.load(n * H, there)[:, None]), there)
             if not PACKED:
-                dy += -states
+                dy += -state_size
 
     def fetch(s):
         nonlocal saved_gates, saved_cells
@@ -927,11 +931,11 @@ def lstm_backward(
             first_j = j0.load(replica * own_j * B + row + n, mine[n]).astype(int)
             j[n] = np.where(mine[n], (first_j + end - 1) % every, 0)
             for gate in range(4):
-                largest_dz[n] = np.maximum(largest_dz[n], abs(late_dz(n, gate)))
+                largest_dz[n] = np.maximum(largest_dz[n], abs(given_dz(n, gate)))
         if not PACKED:
-            part[n], dc[n] = late_dh[n], late_dc[n]
+            part[n], dc[n] = given_dh[n], given_dc[n]
             for gate in range(4 * EXTRAPOLATED):
-                pending[n, gate] = late_dz(n, gate)
+                pending[n, gate] = given_dz(n, gate)
 
     def exponents(*sizes):
         return np.stack([exponent(np.maximum.reduce([abs(x[n]) for x in sizes])) for n in range(2)], -1)
@@ -965,7 +969,7 @@ def lstm_backward(
 
     me.wait_for_copies(0)
     here = load_two(0)
-    will_join = exponents(late_dh, late_dc, largest_dz)
+    will_join = exponents(given_dh, given_dc, largest_dz)
     last_seen = will_join
     seen = np.maximum(last_seen, np.maximum(exponents_of(here), exponents_of(load_two(2))))
     seen = over_lanes(seen)
@@ -1044,10 +1048,10 @@ def lstm_backward(
         if PACKED:
             for n in range(2):
                 now, early = s == joins[n], s <= joins[n]
-                dh[n] = np.where(early, np.where(now, dy_now[n] + late_dh[n], 0), dh[n])
-                dc[n] = np.where(early, np.where(now, late_dc[n], 0), dc[n])
+                dh[n] = np.where(early, np.where(now, dy_now[n] + given_dh[n], 0), dh[n])
+                dc[n] = np.where(early, np.where(now, given_dc[n], 0), dc[n])
                 for gate in range(4 * EXTRAPOLATED):
-                    late = np.where(now, late_dz(n, gate), 0)
+                    late = np.where(now, given_dz(n, gate), 0)
                     pending[n, gate] = np.where(early, late, pending[n, gate])
         for n in range(2):
             dc[n] += dh[n] * through_c[n]
@@ -1085,7 +1089,7 @@ def lstm_backward(
                     multiply(low_sums[m], w[m][n], b_low[:, one], b_low[:, two])
                     multiply(low_sums[m], w_low[m], b[n // 2][:, one], b[n // 2][:, two])
         if CTAS > 1:
-            me.expect(received + other * (buffer ^ 1), messages(k, buffer ^ 1))
+            me.expect(received + other * (buffer ^ 1), bytes_received(k, buffer ^ 1))
         for i in range(CTAS):
             whole = sums[i // 2].sum(0) + low_sums[i // 2] / k.LOW_SCALE
             x, y = (whole[:, i % 2 * 2 + n] / scale[n] for n in range(2))
@@ -1098,9 +1102,11 @@ def lstm_backward(
 
         last_seen = exponents(dh, dc)
         if PACKED:
-            waiting = np.stack([s <= joins[0], s <= joins[1]], -1)
-            still = np.stack([s < joins[0], s < joins[1]], -1)
-            last_seen = np.maximum(np.where(still, 0, last_seen), np.where(waiting, will_join, 0))
+            counts_given = np.stack([s <= joins[0], s <= joins[1]], -1)
+            counts_only_given = np.stack([s < joins[0], s < joins[1]], -1)
+            last_seen = np.maximum(
+                np.where(counts_only_given, 0, last_seen), np.where(counts_given, will_join, 0)
+            )
         for n in range(2):
             dc[n] *= forget[n]
 
@@ -1131,8 +1137,8 @@ def lstm_backward(
     for n in range(2):
         late = (joins[n] >= steps) & bool(PACKED)
         if late.any():
-            leave_late(n, late)
-        leave(n, part[n], dc[n], pending[n], ~late)
+            pass_given_gradients_on(n, late)
+        store_first_gradients(n, part[n], dc[n], pending[n], ~late)
 
 
 # ---- pack.cu and weight_gradients.cu, for all threads of a replica at once
@@ -1236,7 +1242,7 @@ def pack_forward(
             one = inputs.at(gate_unit, np.maximum(column - k.WARPS * 8 * ctas, 0), by, (unit < H) & further)
             v.append(np.where(further, one, factor * w_hh.load(gate_unit * H + column, inside)))
         a.append(np.where((s < 2 * ctas)[:, None], halves(*v), bfloats(*v)))
-        low_parts.append(halves(*map(half_rest, v)))
+        low_parts.append(halves(*map(scaled_low_half, v)))
     packed.store(r * count + i, np.concatenate(a, -1))
     if low:
         at = ((r * ctas * k.WARPS + warp) * 2 * ctas + s) * 64 + m * 32 + lane
@@ -1260,13 +1266,13 @@ def pack_backward(i, r, k, w_hh, packed, low, ctas, H):
         u = w_hh + ((gate * H + unit) * H + to)
         v = u.load(0, there), u.load(H * H, there)
         a.append(halves(*v))
-        low_parts.append(halves(*map(half_rest, v)))
+        low_parts.append(halves(*map(scaled_low_half, v)))
     packed.store(r * count + i, np.concatenate(a, -1))
     if low:
         low.store(r * count + i, np.concatenate(low_parts, -1))
 
 
-def pack_input(i, r, k, x, packed, begins, lengths, starts, T, B, N, total, F, input_slices, fine):
+def pack_input(i, r, k, x, packed, begins, lengths, starts, T, B, N, tile_steps, F, input_slices, fine):
     rows, columns = Rows(begins, lengths, T, B), Columns(k, fine)
     tiles = (B + k.TILE - 1) // k.TILE
     s, b = i % input_slices, i // input_slices % (k.TILE * tiles)
@@ -1281,7 +1287,7 @@ def pack_input(i, r, k, x, packed, begins, lengths, starts, T, B, N, total, F, i
         column = s * 16 + n // 2 * 2 + n % 2 * 8
         pair.append(bfloats(columns.column(x, F, column, there), columns.column(x, F, column + 1, there)))
     start = starts[tile] if starts else tile * T
-    packed += ((r * total + start + t) * input_slices + s) * 16 + b % k.TILE * 2
+    packed += ((r * tile_steps + start + t) * input_slices + s) * 16 + b % k.TILE * 2
     packed.store(0, np.concatenate(pair[:4], -1))
     packed.store(1, np.concatenate(pair[4:], -1))
 
@@ -1329,7 +1335,7 @@ def filter_input(
         return r * N + rows.of(t, there) + b
 
     def fetch(s):
-        inputs, fades = [], []
+        inputs, decays = [], []
         for i in range(8):
             t, now = start + (s + i - begin) * direction, s + i < end
             other = t + backwards
@@ -1339,8 +1345,8 @@ def filter_input(
             inputs.append(value)
             there = now & (other < steps)
             place = other * B + b if decay_columns > 1 else other
-            fades.append(decay.load(place, there) if decay else np.zeros(len(thread)))
-        return inputs, fades
+            decays.append(decay.load(place, there) if decay else np.zeros(len(thread)))
+        return inputs, decays
 
     def write(t, x, now):
         row, each = packed + at(t, now) * width, columns.each
@@ -1354,11 +1360,11 @@ def filter_input(
     if decay:
         total, product = np.zeros(len(thread)), np.ones(len(thread))
         for s in range(0, length, 8):
-            at_hand = inputs, fades = fetch(begin + s)
+            at_hand = inputs, decays = fetch(begin + s)
             for i in range(8):
                 now = (begin + s + i < end) & (s + i < length)
-                total = np.where(now, fades[i] * total + step * inputs[i], total)
-                product = np.where(now, product * fades[i], product)
+                total = np.where(now, decays[i] * total + step * inputs[i], total)
+                product = np.where(now, product * decays[i], product)
         segment_sums = total.reshape(segments, block_columns)
         segment_decays = product.reshape(segments, block_columns)
         sums = np.zeros((segments + 1, block_columns))
@@ -1367,10 +1373,10 @@ def filter_input(
         carried = sums[:-1].reshape(-1)
     top = np.zeros(len(thread))
     for s in range(0, length, 8):
-        inputs, fades = fetch(begin + s) if not decay or length > 8 else at_hand
+        inputs, decays = fetch(begin + s) if not decay or length > 8 else at_hand
         for i in range(8):
             now = (begin + s + i < end) & (s + i < length)
-            carried = np.where(now, fades[i] * carried + step * inputs[i], carried)
+            carried = np.where(now, decays[i] * carried + step * inputs[i], carried)
             t = start + (s + i) * direction
             if v:
                 v.store(at(t, now) * F + d, carried, now)
@@ -1413,7 +1419,7 @@ def pack_gradient_operand(
     packed += (r * room + i // eights) * eights * (2 if fine else 1) + i % eights
     packed.store(0, halves(*v))
     if fine:
-        packed.store(eights, halves(*map(half_rest, v)))
+        packed.store(eights, halves(*map(scaled_low_half, v)))
 
 
 def finish_weight_gradients(
@@ -1450,7 +1456,7 @@ def pack_w_ih(i, r, k, w_ih, largest, packed, powers, H, D, columns, fine):
     packed += (r * 4 * H + interleaved) * columns * (2 if fine else 1) + d
     packed.store(0, halves(w / power)[..., 0])
     if fine:
-        packed.store(columns, halves(half_rest(w / power))[..., 0])
+        packed.store(columns, halves(scaled_low_half(w / power))[..., 0])
     powers.store(r + 0 * i, power, i == 0)
 
 

@@ -46,14 +46,14 @@ class Channel:
         """x: threads by WIDTH."""
         return x if self.k.FEATURES == 0 else (self.w * x[:, None]).sum(-1) + self.bias
 
-    def fade(self, t, b, there):
+    def decay_at(self, t, b, there):
         """The decay of a step, of which channels have none of their own."""
         if not self.k.TABLE:
             return np.zeros(b.shape)
         return self.decay.load(t * self.decay_columns + (b if self.decay_columns > 1 else 0 * b), there)
 
-    def of(self, fade):
-        return fade[:, None] if self.k.TABLE else self.mu
+    def decay_of(self, at_step):
+        return at_step[:, None] if self.k.TABLE else self.mu
 
 
 def inverse_root(x):
@@ -83,7 +83,7 @@ def choose(there, x, y):
 def momentum_backward(
     blocks, r, k, x, w_ih, b_ih, decay, mu, gain, saved, begins, lengths, dz, dz_low, scales, dv, dn, sums,
     da, first, last, room, T, B, H, N, decay_columns, own_x, own_w, own_bias, own_mu, own_gain, step, beta,
-    rest, eps,
+    one_minus_beta, eps,
 ):  # fmt: skip
     assert first % k.SPACING == 0, "a chunk begins where moments were saved"
     assert bool(dz_low) == k.FINE, "dz_low is there if it is fine"
@@ -98,31 +98,34 @@ def momentum_backward(
         assert not pointer or pointer.memory.start % k.CHANNELS == 0, "read and written as one word"
     channels = Channel(k, r, place, width, w_ih, b_ih, decay, mu, gain, decay_columns, own_w, own_bias,
                        own_mu, own_gain, step)  # fmt: skip
-    states, state = B * width, b[:, None] * width + place
+    state_size, state_begin = B * width, b[:, None] * width + place
     row, read = reader(k, own, x, begins, r, own_x, N, B, width)
-    saved += (r * -(-T // k.SPACING) * states + b * width + own.j // 4 * 4) * (1 + k.SECOND) + own.j % 4
+    saved += (r * -(-T // k.SPACING) * state_size + b * width + own.j // 4 * 4) * (1 + k.SECOND) + own.j % 4
     before_here = r * room - (begins[first] if k.PACKED else first * B)
 
-    least = eps * eps / rest if k.MOMENTUM_FORM == 2 else 0
-    over_root, root_rest = inverse_root(rest) if k.MOMENTUM_FORM == 2 else 1, np.sqrt(rest)
-    to_v, to_s = dv[r * states + state], np.zeros(shape)
+    scaled_eps_squared = eps * eps / one_minus_beta if k.MOMENTUM_FORM == 2 else 0
+    over_root, root_one_minus_beta = (
+        inverse_root(one_minus_beta) if k.MOMENTUM_FORM == 2 else 1,
+        np.sqrt(one_minus_beta),
+    )
+    to_v, to_s = dv[r * state_size + state_begin], np.zeros(shape)
     if k.SECOND:
-        to_s = -2 * rest * dn[r * states + state]
+        to_s = -2 * one_minus_beta * dn[r * state_size + state_begin]
     dw, db, dmu, dgain = np.zeros((*shape, k.FEATURES)), *np.zeros((3, *shape))
 
-    def back(s, steps):
+    def go_back_through_group(s, steps):
         """The steps from s on, of each thread so many, or none."""
         nonlocal to_v, to_s, dw, db, dmu, dgain
         # Nothing of the steps after these is there any more.
-        held, fades, columns = [None] * k.SPACING, [None] * k.SPACING, np.full((k.SPACING, *shape), np.nan)
+        held, decays, a_or_da = [None] * k.SPACING, [None] * k.SPACING, np.full((k.SPACING, *shape), np.nan)
         by_v, by_s, before = np.full((3, k.SPACING, *shape), np.nan)
-        from_, any_ = saved + s // k.SPACING * states * (1 + k.SECOND), steps > 0
+        from_, any_ = saved + s // k.SPACING * state_size * (1 + k.SECOND), steps > 0
         v = np.stack([from_.load(c, any_) for c in own.c], -1)
         second = np.stack([from_.load(4 + c, any_) for c in own.c], -1) if k.SECOND else np.zeros(shape)
         every = [(m, m < steps, np.where(m < steps, s + m, 0)) for m in range(k.SPACING)]
 
         def a_of(m):
-            return channels.project(held[m]) if k.HELD else columns[m]
+            return channels.project(held[m]) if k.HELD else a_or_da[m]
 
         for m, now, t in every:
             here = before_here + row(t)
@@ -130,22 +133,24 @@ def momentum_backward(
             by_v[m] = dz.load(at, now[:, None]) * scale
             if k.FINE:
                 by_v[m] += dz_low.load(at, now[:, None]) / 2048 * scale
-            fades[m] = channels.fade(t, b, now)
+            decays[m] = channels.decay_at(t, b, now)
             if k.HELD:
                 held[m] = read(t, now)
             else:
-                columns[m] = choose(now, channels.project(read(t, now)), np.nan)
+                a_or_da[m] = choose(now, channels.project(read(t, now)), np.nan)
         for m, now, _ in every:
             a = a_of(m)
             if k.LEARNED:
                 before[m] = v
-            v = choose(now, channels.of(fades[m]) * v + channels.gain * a, v)
+            v = choose(now, channels.decay_of(decays[m]) * v + channels.gain * a, v)
             if k.SECOND:
                 second = choose(now, beta * second + a * a, second)
-                over = inverse_root(second + least)
-                factor = over if k.MOMENTUM_FORM == 2 else 1 / (root_rest * np.sqrt(second) + eps)
+                over = inverse_root(second + scaled_eps_squared)
+                factor = over if k.MOMENTUM_FORM == 2 else 1 / (root_one_minus_beta * np.sqrt(second) + eps)
                 by_v[m] *= factor
-                by_s[m] = by_v[m] * (v * factor) * (over if k.MOMENTUM_FORM == 2 else root_rest * over)
+                by_s[m] = (
+                    by_v[m] * (v * factor) * (over if k.MOMENTUM_FORM == 2 else root_one_minus_beta * over)
+                )
         for m, now, t in reversed(every):
             a = a_of(m)
             to_v = choose(now, to_v + by_v[m], to_v)
@@ -153,7 +158,7 @@ def momentum_backward(
                 dmu = choose(now, dmu + to_v * before[m], dmu)
                 dgain = choose(now, dgain + to_v * a, dgain)
             to_a = channels.gain * to_v
-            to_v = choose(now, to_v * channels.of(fades[m]), to_v)
+            to_v = choose(now, to_v * channels.decay_of(decays[m]), to_v)
             if k.SECOND:
                 to_s = choose(now, to_s + by_s[m], to_s)
                 to_a = to_a - a * to_s
@@ -162,25 +167,25 @@ def momentum_backward(
             if k.HELD:
                 dw = choose(now, dw + to_a[..., None] * held[m][:, None, : k.FEATURES], dw)
             else:
-                columns[m] = choose(now, to_a, np.nan)
+                a_or_da[m] = choose(now, to_a, np.nan)
             if k.WRITES_DA:
                 to = da + (((before_here + row(t)) * width * k.PARTS + own.j)[:, None] + own.c)
                 for part in range(k.PARTS):
                     to.store(part * width, bfloats(to_a)[..., 0], now[:, None])
                     to_a = low_part(to_a)
         for m, now, t in [] if k.HELD else every:
-            dw = choose(now, dw + columns[m][..., None] * read(t, now)[:, None], dw)
+            dw = choose(now, dw + a_or_da[m][..., None] * read(t, now)[:, None], dw)
 
     s = (end - 1) // k.SPACING * k.SPACING
     part = end % k.SPACING
-    back(s, part)
+    go_back_through_group(s, part)
     s = np.where(part, s - k.SPACING, s)
     while (s >= first).any():
-        back(np.maximum(s, first), np.where(s >= first, k.SPACING, 0))
+        go_back_through_group(np.maximum(s, first), np.where(s >= first, k.SPACING, 0))
         s = s - k.SPACING
-    dv.store(r * states + state, to_v)
+    dv.store(r * state_size + state_begin, to_v)
     if k.SECOND:
-        dn.store(r * states + state, -0.5 / rest * to_s)
-    to = sums + (r * states + b[:, None] * width + own.j[:, None] + own.c) * k.SUMS
+        dn.store(r * state_size + state_begin, -0.5 / one_minus_beta * to_s)
+    to = sums + (r * state_size + b[:, None] * width + own.j[:, None] + own.c) * k.SUMS
     for f, one in enumerate([*np.moveaxis(dw, -1, 0), db, *([dmu, dgain] if k.LEARNED else [])]):
         to.store(f, to[f] + one)

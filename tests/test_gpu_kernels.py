@@ -15,7 +15,7 @@ import momentumrnn as mr
 from momentumrnn import cells
 from momentumrnn.kernels import lstm_backward, lstm_by_reference, lstm_forward, op
 from momentumrnn.kernels.constants import MAX_HIDDEN
-from momentumrnn.kernels.operands import GROUP
+from momentumrnn.kernels.operands import ROWS_OF_PRODUCT
 from momentumrnn.kernels.sizes import sizes_of
 
 pytestmark = [
@@ -389,8 +389,8 @@ def test_fine_over_time(T, B):
 
 def test_fine_over_many_rows():
     """More of them than one product adds up."""
-    check(inputs(100, 4 * GROUP // 100 + 3, 40, 64, fine=True))
-    check(inputs(100, 4 * GROUP // 100 + 3, 40, 64, beta=0.9, fine=True))
+    check(inputs(100, 4 * ROWS_OF_PRODUCT // 100 + 3, 40, 64, fine=True))
+    check(inputs(100, 4 * ROWS_OF_PRODUCT // 100 + 3, 40, 64, beta=0.9, fine=True))
 
 
 @pytest.mark.parametrize("bias", [True, False, "hh"])
@@ -517,7 +517,7 @@ def test_time_in_chunks(kind, D, beside, monkeypatch):
 @pytest.mark.parametrize("alone", [-1, 1])
 def test_the_rest_beside_the_recurrence(kind, alone, monkeypatch):
     """Whatever runs at the same time, the same bits, while other streams are at work, too."""
-    monkeypatch.setattr(lstm_backward, "ALONE", alone)
+    monkeypatch.setattr(lstm_backward, "SHARE_TO_RUN_ALONE", alone)
     monkeypatch.setattr(lstm_backward, "OVERLAPPED_CHUNKS", 1)
     args = of_kind(kind, 400, 16, 40, 64)
     given = [t.requires_grad_() for t in args.tensors if t is not None]

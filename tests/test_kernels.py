@@ -154,7 +154,7 @@ def machine(monkeypatch):
     for module in (launch, operands, lstm_backward, momentum_backward):
         monkeypatch.setattr(module, "torch", emulator.Torch())
     for module in (operands, lstm_backward):
-        monkeypatch.setattr(module, "GROUP", 16)
+        monkeypatch.setattr(module, "ROWS_OF_PRODUCT", 16)
     return machine
 
 
@@ -776,8 +776,8 @@ MUTANTS = {
     "wrong barrier armed first": ("me.expect(1, expected(k))", "me.expect(0, expected(k))"),
     "left before the last h": ("yield from me.wait(steps & 1, (steps - 1) >> 1)", "pass"),
     "kept gates of another warp": (
-        "(replica * total + start) * k.BLOCKS + number",
-        "(replica * total + start) * k.BLOCKS + (number ^ 1)",
+        "(replica * tile_steps + start) * k.BLOCKS + number",
+        "(replica * tile_steps + start) * k.BLOCKS + (number ^ 1)",
     ),
     "inputs too early": ("me.wait_for_copies(k.AHEAD - 2)", "me.wait_for_copies(k.AHEAD - 1)"),
     "rows of a lane": ("tile * k.TILE + 2 * q", "tile * k.TILE + q"),
@@ -792,7 +792,7 @@ MUTANTS = {
     "maxima of this step": ("sent_in(turn ^ 1, unset=s == 0)", "sent_in(turn, unset=s == 0)"),
     "parts to the wrong CTA": ("there = (rank + i + 1) % CTAS", "there = (rank + i) % CTAS"),
     "parts to the wrong slot": ("own_slot + buffer * SLOTS + i * SLOT, xy", "own_slot + buffer * SLOTS, xy"),
-    "bytes of the other barrier": ("messages(k, buffer ^ 1)", "messages(k, buffer)"),
+    "bytes of the other barrier": ("bytes_received(k, buffer ^ 1)", "bytes_received(k, buffer)"),
     "barrier armed twice": (
         "me.expect(received + other * (buffer ^ 1)",
         "me.expect(received + other * buffer",
@@ -817,7 +817,10 @@ OTHERS = {
     "rows stored beyond their end": ("mine[1] & (not PACKED or t < ends[1])", "mine[1]"),
     "all rows end with the tile": ("mine[n] & (t + 1 == ends[n])", "mine[n] & (t + 1 == steps)"),
     "input of another tile": ("+ start) * INPUT_SLICES * 32", "+ tile) * INPUT_SLICES * 32"),
-    "kept gates of another tile": ("(replica * total + start) * k.", "(replica * total + tile) * k."),
+    "kept gates of another tile": (
+        "(replica * tile_steps + start) * k.",
+        "(replica * tile_steps + tile) * k.",
+    ),
     "no more cells than gates": ("start + tile + end) * k.BLOCKS", "start + end) * k.BLOCKS"),
     "low parts of h for h": ("after * BUFFER + part * HIDDEN", "after * BUFFER + (1 - part) * HIDDEN"),
     "low parts of h not read": ("now * BUFFER + HIDDEN + i * 2", "now * BUFFER + i * 2"),
@@ -832,7 +835,10 @@ OTHERS = {
     "pending with a scale": ("-ahead / scale[n] * dg", "-ahead * dg"),
     "joined a step late": ("s == joins[n], s <= joins[n]", "s == joins[n] + 1, s <= joins[n] + 1"),
     "joins as of all steps": ("end - np.minimum(ends[n], last)", "end - ends[n]"),
-    "gradients of those to come lost": ("leave_late(n, late)", "leave(n, part[n], dc[n], pending[n], late)"),
+    "gradients of those to come lost": (
+        "pass_given_gradients_on(n, late)",
+        "store_first_gradients(n, part[n], dc[n], pending[n], late)",
+    ),
     "stored before they join": ("now = not PACKED or s >= joins[n]", "now = True"),
     "dy before its row joins": ("(s < steps) & (s >= joins[n])", "(s < steps)"),
     "rows of all chunks": ("row - rows_before + rows_of(end - 1)", "row + rows_of(end - 1)"),
@@ -851,7 +857,7 @@ OTHERS = {
     "input for another tile": ("starts[tile] if starts else tile * T", "tile"),
     "low operand beside the next": ("packed.store(eights, halves", "packed.store(0, halves"),
     "parts of x by those of W": ("self.k.FINE_PARTS_OF_W", "self.k.FINE_PARTS_OF_X"),
-    "W_low lost": ("halves(half_rest(w / power))", "halves(0 * w)"),
+    "W_low lost": ("halves(scaled_low_half(w / power))", "halves(0 * w)"),
 }
 # The same for a momentum in gate space.
 MOMENTS = {
@@ -881,8 +887,8 @@ MOMENTS = {
         "put(t)\n        if k.MOMENTUM_FORM:\n            advance(t + 1, coming_z)\n",
         "if k.MOMENTUM_FORM:\n            advance(t + 1, coming_z)\n        put(t)\n",
     ),
-    "s for the last n": ("rest * s[n, gate]", "s[n, gate]"),
-    "n for s": ("if n0 else 0) / rest", "if n0 else 0)"),
+    "s for the last n": ("one_minus_beta * s[n, gate]", "s[n, gate]"),
+    "n for s": ("if n0 else 0) / one_minus_beta", "if n0 else 0)"),
     "gates in another order": (
         "a = z[gate // 2, :, gate % 2 * 2 + n]",
         "a = z[gate % 2, :, gate // 2 * 2 + n]",

@@ -63,7 +63,7 @@ class Case:
 
     @property
     def numbers(self):
-        return {"step": self.step, "beta": self.beta, "rest": 1 - self.beta, "eps": self.eps}
+        return {"step": self.step, "beta": self.beta, "one_minus_beta": 1 - self.beta, "eps": self.eps}
 
     @property
     def steps(self):

@@ -310,7 +310,7 @@ def test_the_limit_of_shared_memory_is_raised_once(driver):
 
 
 def test_shared_memory_for_one_alone(driver):
-    assert nvrtc.Kernel("add", 0, NONE, 11, 22).alone == 227 * 1024 - 1000
+    assert nvrtc.Kernel("add", 0, NONE, 11, 22).shared_memory_for_one_cta == 227 * 1024 - 1000
 
 
 @pytest.mark.parametrize("fail", ["cuCtxPushCurrent_v2", "cuLaunchKernel", "cuFuncSetAttribute"])

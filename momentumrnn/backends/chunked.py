@@ -16,14 +16,15 @@ from torch import Tensor
 from ..cells import Weights
 from ..momentum import MomentumState, autocast_enabled, moments_dtype
 from ..packing import lengths
-from ..torch_internals import stands_for_many
+from ..torch_internals import may_be_batched
 from . import double_backward, reference
 from .chunked_moments import Rates, drive_, drive_backward
 from .chunked_steps import Piece, Steps, steps_of
 from .stack import Network, Result
 from .time_chunks import Scratch, Track, chunks, last_rows, rows_of
 
-# With at least so many features the forward saves W x. With fewer the backward computes it again.
+# Under a momentum, the forward of a training step saves W x + b_ih if it has at least so many features. With
+# fewer the backward computes it again.
 MIN_FEATURES_TO_SAVE_GATE_INPUTS = 64
 
 
@@ -184,7 +185,7 @@ class _ChunkedLayer(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         saved, needed = Saved.unflatten(ctx.spec, ctx.saved_tensors), ctx.needs_input_grad[2:]
         # Operations in place give neither a graph of gradients nor many gradients at once.
-        if torch.is_grad_enabled() or stands_for_many(grads):
+        if torch.is_grad_enabled() or may_be_batched(grads):
             recompute = partial(recompute_by_reference, ctx.spec)
             return None, None, *double_backward.gradients(recompute, saved.inputs.flatten(), needed, grads)
         return None, None, *_backward(ctx.spec, saved, needed, grads)

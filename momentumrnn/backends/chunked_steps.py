@@ -64,9 +64,10 @@ class Steps(ABC):
         """
 
 
-# Two things below are for speed. Slices of columns are copied before tanh, which torch would hand to MKL row
-# by row. Views are made for a whole chunk at once, since at small sizes a view costs as much as arithmetic.
-# A slope is the derivative of the new state by the input of a gate.
+# For speed, slices of columns are copied before tanh: torch would hand them to MKL row by row. Views are made
+# for a whole chunk at once: at small sizes a view costs as much as arithmetic.
+#
+# A slope is a derivative of the new state: by the input of a gate or, for slope_c, of h by c.
 
 
 class LSTMSteps(Steps):

@@ -301,7 +301,7 @@ def _device_refusal(device: torch.device, dtype: torch.dtype) -> str:
     if device.type != "cuda":
         return f"the layer is on {device}, not on a CUDA GPU"
     if dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        return f"the layer is in {dtype}, and its kernels in torch.float32"
+        return f"the layer is in {dtype}, and its kernels take torch.float32 and 16 bits"
     return _gpu_refusal(device)
 
 

@@ -175,13 +175,13 @@ def _filter(
 
 
 def _columns_of_v_0(fade: Tensor, v_0: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """fade v_0, (T, B, G), as columns and their weights: B or G columns, whichever are fewer."""
+    """fade v_0, (T, B, G), as columns and their weights: G columns, or B and one more if these are fewer."""
     rows, gates = v_0.shape
     identity = torch.eye(min(rows, gates), dtype=v_0.dtype, device=v_0.device)
     if gates < rows:
         return [(fade * v_0, identity)]
-    # As a weight, v_0 of one row meets every row, times 0 in all but its own. Since 0 times nan is nan, what
-    # is not finite enters as 0. One more column then makes its own row nan.
+    # v_0 of row i is the weight of column i, which is 0 in all other rows. But 0 times nan is nan. So entries
+    # that are not finite become 0 here, and one more column makes their own row nan.
     finite = v_0.isfinite()
     nan_rows = (v_0 - v_0).sum(-1, keepdim=True).detach().expand(len(fade), -1, 1)
     return [(fade * identity, v_0.where(finite, 0).T), (nan_rows, v_0.new_ones(gates, 1))]
@@ -197,7 +197,7 @@ def _torch_layers(
     weights = [p for w in net.weights for p in _in_torch_order(w, biased)]
     if x.is_cuda:
         weights = _in_one_block(weights)
-    # Torch has another path for packed sequences, with other bits, even where all are of one length.
+    # Torch has another path for packed sequences, whose last bits differ, even where all are of one length.
     packed = net.packed or not all_equal(sizes)
     if not packed and _onednn_would_raise(net, x, hidden):
         return _torch_layers_cast_to(torch.get_autocast_dtype("cpu"), net, x, sizes, hidden)

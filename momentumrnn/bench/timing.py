@@ -132,7 +132,7 @@ def _capture(contender: Contender, action: Action) -> torch.cuda.CUDAGraph:
 
 
 def ratios(times: Sequence[float], other: Sequence[float]) -> dict[str, float]:
-    """Ratios of the times of the same rounds, whose noise both had: their median, lowest and highest."""
+    """The ratio of two times of a round, which met the same noise: its median, lowest and highest."""
     # The loop has fewer rounds.
     by_round = [a / b for a, b in zip(times, other, strict=False)]
     return {"median": statistics.median(by_round), "lowest": min(by_round), "highest": max(by_round)}

@@ -11,7 +11,7 @@ constexpr int SPACING = 8;              // time steps from one saved set of mome
 constexpr int INPUT_BYTES = 144;        // bytes of shared memory of a thread of `lstm_backward`, for inputs on their way
 constexpr int FILTER_THREADS = 512;     // threads of a block of `filter_input`
 constexpr int MOMENTUM_THREADS = 128;   // threads of a block of `momentum_backward`
-constexpr int STEP_UNITS = 2;           // units of a block of `lstm_step`: 128 blocks at H = 256, about one for each multiprocessor
+constexpr int STEP_UNITS = 2;           // units of a block of `lstm_step`: at H = 256 about one block for a multiprocessor
 constexpr float LOW_SCALE = 2048.f;     // a number is high + low / LOW_SCALE, where it comes as two halves
 constexpr float LOG2E = 1.4426950408889634f;
 
@@ -27,7 +27,7 @@ constexpr int PARTS_OF_W = 0x100;
 constexpr int FINE_PARTS_OF_W = 0x102010;
 
 __device__ inline int thread_index() { return blockIdx.x * blockDim.x + threadIdx.x; }
-// The power of two below a number: the quotient is in [1, 2). For 0 and inf it is 1.
+// The power of two below a number: the quotient is in [1, 2). It is 1 for numbers below 2^-126 or from 2^127 on.
 __device__ inline float power_below(float x) {
   const u32 e = __float_as_uint(x) & 0x7f800000;
   return e == 0 || e > 0x7e800000 ? 1.f : __uint_as_float(e);
@@ -43,7 +43,7 @@ __device__ inline float left_after(float x, int parts) {
   return x;
 }
 // What rounding to a half loses, times LOW_SCALE.
-__device__ inline float half_rest(float x) { return (x - floats_of(half2_of(x, 0.f)).x) * LOW_SCALE; }
+__device__ inline float scaled_low_half(float x) { return (x - floats_of(half2_of(x, 0.f)).x) * LOW_SCALE; }
 
 __device__ inline float tanh_of(float x) {
   return fmaf(2.f, reciprocal(1.f + exp2_fast(-2.f * LOG2E * x)), -1.f);

@@ -36,7 +36,7 @@ class Inputs(NamedTuple):
 
     @property
     def in_gate_space(self) -> bool:
-        """Whether the momentum does not commute with W."""
+        """Whether the momentum runs on W x + b_ih: with beta, mu or gain for gate rows, or a carried v0."""
         return not (self.beta is None and self.mu is None and self.gain is None and self.v0 is None)
 
     @property

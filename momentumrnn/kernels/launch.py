@@ -114,11 +114,11 @@ def decay_columns(decay: Tensor | None) -> int:
 def momentum_numbers(inputs: Inputs) -> dict[str, float]:
     """The numbers of a momentum in gate space."""
     beta = inputs.beta or 0.0
-    return {"step": inputs.step, "beta": beta, "rest": 1 - beta, "eps": inputs.eps}
+    return {"step": inputs.step, "beta": beta, "one_minus_beta": 1 - beta, "eps": inputs.eps}
 
 
 class Launcher:
-    """Launches kernels with one thread for each element, for the device and the rows of one call."""
+    """Launches the kernels around the recurrence, for the device and the rows of one call."""
 
     def __init__(self, inputs: Inputs) -> None:
         self.device, self.fine = inputs.x.device, inputs.fine
@@ -129,7 +129,7 @@ class Launcher:
         return torch.empty(length, dtype=torch.int32, device=self.device)
 
     def __call__(self, name: str, threads: int, replicas: int, **arguments: nvrtc.Argument) -> None:
-        """Launch a kernel with so many threads for each replica."""
+        """Launch a kernel that has one thread for each element: so many threads for each replica."""
         grid = -(-threads // THREADS), replicas, 1
         kernel(name, self.device.index)(grid, THREADS, arguments)
 

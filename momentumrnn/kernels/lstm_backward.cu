@@ -3,24 +3,24 @@
 // WHO OWNS WHAT. As in the forward pass: a cluster runs 8 rows, a warp owns 8 units, and lane 4 g + q unit g in rows 2 q
 // and 2 q + 1, whose dc stays in a register.
 //
-// A STEP. From dh of its units a thread makes dz, the gradients of the four gates. dh of the step before is Uᵀ dz
-// over all units: each CTA multiplies the dz of its own units (gathered in shared memory: one barrier inside the
-// CTA) with its columns of Uᵀ, which its warps hold in registers, and so has a part of dh for all units. These
-// parts, in float32, go to the owners, who add them up: thread to the same thread of each other CTA, since the rows
-// of a warp's A matrices are the units that the warps of its number own. Waiting for a warp's parts is the
-// only other synchronisation. Slots and barriers come in twos: a warp sends the parts of step s + 2 only after it
-// has those of step s + 1 from the receiver, who by then had read those of step s.
+// A STEP. From dh of its units a thread makes dz, the gradients of the four gates. dh of the step before is Uᵀ dz over
+// all units. Each CTA gathers the dz of its own units in shared memory, with one barrier inside the CTA. It multiplies
+// them with its columns of Uᵀ, which its warps hold in registers, and so has a part of dh for all units. These parts, in
+// float32, go to the owners, who add them up. Each thread sends to the same thread of each other CTA, since the rows of a
+// warp's A matrices are the units that the warps of its number own. Waiting for a warp's parts is the only other
+// synchronisation. There are two slots and two barriers. They are enough: a warp sends the parts of step s + 2 only after
+// it has those of step s + 1 from the receiver, who by then had read those of step s.
 //
-// RANGE. dz enters the product, and goes to memory, as halves. Gradients have no natural size, so each row has its
-// own scale S, a power of two, the same in the whole cluster. Every second step the warps find the largest |dh| and
-// |dc| of their units, and |dy| of the steps to come, and send them along; two and three steps later S is one over the
-// largest of all. That leaves room for gradients to grow by 2^15 within five steps, and full precision down to 2^-14
-// of the largest. Should dz outgrow a half all the same, it is inf and not wrong.
+// RANGE. dz enters the product, and goes to memory, as halves. Gradients have no natural size, so each row has its own
+// scale S, a power of two, the same in the whole cluster. Every second step the warps find the largest |dh| and |dc| of
+// their units, and |dy| of the steps to come. They send these along with the parts. Two and three steps later S is one over
+// the largest of all. That leaves room for gradients to grow by 2^15 within five steps, and full precision down to 2^-14 of
+// the largest. If dz outgrows a half all the same, it becomes inf, never a wrong number.
 //
 // FINE, PACKED, EXTRAPOLATED: as in the forward pass. FINE: gates and c are saved in float32, and dz is two halves, high +
-// low / 2048, as Uᵀ is. PACKED: a row has no gradient until its own last step, where the given dh and dc are added; if that
-// step is not in this launch, they are passed on. EXTRAPOLATED: with dg the gradients of the gates, dz gets (1 + mu) dg, and
-// dz of the step before gets -mu dg.
+// low / 2048, as Uᵀ is. PACKED: a row has no gradient until its own last step, at which it joins: there the given dh and dc
+// are added. If that step is not in this launch, they are passed on. EXTRAPOLATED: with dg the gradients of the gates, dz
+// gets (1 + mu) dg, and dz of the step before gets -mu dg.
 //
 // Compiled for CTAS = 1 to 8; FINE, PACKED, EXTRAPOLATED = 0 or 1. For the weights' gradients `dz` and `scales` are enough:
 // see `pack_gradient_operand`.
@@ -38,8 +38,8 @@ constexpr u32 LOW_BYTES = FINE * WARPS * TILES * SLICES * 512;  // of Uᵀ_low
 constexpr u32 SLOT = 8 * THREADS;        // bytes of the parts from one CTA
 constexpr u32 SLOTS = (CTAS > 1 ? CTAS - 1 : 1) * SLOT;
 constexpr u32 MAXIMA = CTAS * WARPS * 16;    // bytes: 8 exponents from each warp of the cluster
-// Bytes that a warp receives in a step.
-__device__ inline u32 messages(u32 buffer) { return (CTAS - 1) * 256 + (buffer == 0 ? CTAS * 16 : 0); }
+// Bytes that a warp receives in a step. Even steps, of buffer 0, bring the maxima as well.
+__device__ inline u32 bytes_received(u32 buffer) { return (CTAS - 1) * 256 + (buffer == 0 ? CTAS * 16 : 0); }
 constexpr int AHEAD = 4 / PARTS;         // steps for which gates and cells are on their way; dy is 3 more ahead
 // PARTS (16 bytes of gates and 4 of cells) for AHEAD steps, and 8 of dy for 8 steps.
 static_assert(INPUT_BYTES == AHEAD * PARTS * 20 + 8 * 8, "INPUT_BYTES of common.cu are those of the inputs on their way");
@@ -73,8 +73,9 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
                   float *__restrict__ first_dc,
                   float *__restrict__ first_dz,           // (R, B, 4, H)
                   const int *__restrict__ begins, const int *__restrict__ lengths, const int *__restrict__ starts,
-                  int T, int first, int last, int B, int H, int N, int total, int room, int every,
-                  int own_weight, int own_j) {  // own_*: 1, or 0 if all replicas share one
+                  int T, int first, int last, int B, int H, int N, int tile_steps, int room, int every,
+                  // room: rows for which a chunk has memory; own_*: 1, or 0 if all replicas share one
+                  int own_weight, int own_j) {
   __shared__ __align__(128) unsigned char gathered[2 * BUFFER];
   __shared__ __align__(128) unsigned char slots[2 * SLOTS];
   __shared__ __align__(128) unsigned char maxima[3 * MAXIMA];
@@ -85,38 +86,40 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   const int tile = blockIdx.x / CTAS, tiles = gridDim.x / CTAS, replica = blockIdx.y;
   const int unit = rank * UNITS + warp * 8 + g, row = tile * TILE + 2 * q;
   const bool mine[2] = {unit < H && row < B, unit < H && row + 1 < B};
-  const size_t states = (size_t)B * H, place = (size_t)replica * states + (size_t)row * H + unit;
+  const size_t state_size = (size_t)B * H, place = (size_t)replica * state_size + (size_t)row * H + unit;
   const int length = PACKED ? lengths[tile * TILE] : T, start = PACKED ? starts[tile] : tile * T;
   const int ends[2] = {PACKED && row < B ? lengths[row] : T, PACKED && row + 1 < B ? lengths[row + 1] : T};
   const int end = min(last, length), steps = end - first;
-  // At which of this pass's steps a row joins, and with what.
+  // The step of this pass at which the gradients of a row begin.
   const int joins[2] = {end - min(ends[0], last), end - min(ends[1], last)};
+  // What the step before this one, the next of this pass, adds to dz: -mu dg, or the given last_dz. Only if EXTRAPOLATED.
   float pending[2][4] = {};
   const size_t gates_place = ((size_t)replica * B + row) * 4 * H + unit;
-  auto late_dh = [&](int n) { return mine[n] && last_dh ? last_dh[place + n * H] : 0.f; };
-  auto late_dc = [&](int n) { return mine[n] && last_dc ? last_dc[place + n * H] : 0.f; };
-  auto late_dz = [&](int n, int gate) { return mine[n] && last_dz ? last_dz[gates_place + (n * 4 + gate) * H] : 0.f; };
-  auto leave = [&](int n, float dh, float dc, const float(&dz)[4]) {
+  auto given_dh = [&](int n) { return mine[n] && last_dh ? last_dh[place + n * H] : 0.f; };
+  auto given_dc = [&](int n) { return mine[n] && last_dc ? last_dc[place + n * H] : 0.f; };
+  auto given_dz = [&](int n, int gate) { return mine[n] && last_dz ? last_dz[gates_place + (n * 4 + gate) * H] : 0.f; };
+  auto store_first_gradients = [&](int n, float dh, float dc, const float(&dz)[4]) {
     if (!mine[n]) return;
     first_dh[place + n * H] = dh;
     first_dc[place + n * H] = dc;
 #pragma unroll
     for (int gate = 0; gate < 4 && EXTRAPOLATED; gate++) first_dz[gates_place + (n * 4 + gate) * H] = dz[gate];
   };
-  auto leave_late = [&](int n) {
-    const float dz[4] = {late_dz(n, 0), late_dz(n, 1), late_dz(n, 2), late_dz(n, 3)};
-    leave(n, late_dh(n), late_dc(n), dz);
+  auto pass_given_gradients_on = [&](int n) {
+    const float dz[4] = {given_dz(n, 0), given_dz(n, 1), given_dz(n, 2), given_dz(n, 3)};
+    store_first_gradients(n, given_dh(n), given_dc(n), dz);
   };
   if (PACKED && steps <= 0) {  // the whole cluster
-    leave_late(0);
-    leave_late(1);
+    pass_given_gradients_on(0);
+    pass_given_gradients_on(1);
     return;
   }
-  // Of the rows of step t the first, among those of these steps.
+  // The first row of step `first`, and of any step t, in the batch's list of rows.
   const int rows_before = PACKED ? begins[first] : first * B;
   auto rows_of = [&](int t) { return (size_t)(PACKED ? begins[t < 0 ? 0 : t] : t * B); };
 
-  // The weights, for good. Rows of a tile: 8 units of the CTA that is 2 m + 1 after this one, 8 of the next.
+  // Uᵀ stays in registers for the whole pass. Tile m has 8 units of CTA rank + 2 m + 1 and 8 of CTA rank + 2 m + 2,
+  // modulo CTAS.
   uint4 w[TILES][SLICES];
   weights += (((size_t)replica * own_weight * CTAS + rank) * WARPS + warp) * TILES * SLICES * 32 + lane;
 #pragma unroll
@@ -136,7 +139,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     create_barrier(received);
     create_barrier(received + other);
     publish_barriers();
-    expect(received, messages(0));
+    expect(received, bytes_received(0));
   }
 
   // Inputs on their way: gates 16 bytes a thread, cells 4, FINE twice that; dy two times 4.
@@ -148,18 +151,18 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   __syncthreads();
   constexpr int BLOCKS = CTAS * WARPS * 32 * PARTS;
   const int number = rank * WARPS + warp;
-  saved_gates += ((size_t)replica * total + start + end - 1) * BLOCKS + number * 32 * PARTS + lane;
-  saved_cells += ((size_t)replica * (total + tiles) + start + tile + end) * BLOCKS + (number * 32 + lane) * PARTS;
+  saved_gates += ((size_t)replica * tile_steps + start + end - 1) * BLOCKS + number * 32 * PARTS + lane;
+  saved_cells += ((size_t)replica * (tile_steps + tiles) + start + tile + end) * BLOCKS + (number * 32 + lane) * PARTS;
   const float2 last_c = FINE ? *(const float2 *)saved_cells : floats_of(*saved_cells);
   float c[2] = {last_c.x, last_c.y};
   saved_cells -= BLOCKS;
   const bool wanted[2] = {dy && mine[0], dy && mine[1]};
-  dy += (size_t)replica * N * H + (size_t)row * H + unit + (PACKED ? 0 : (end - 1) * states);
+  dy += (size_t)replica * N * H + (size_t)row * H + unit + (PACKED ? 0 : (end - 1) * state_size);
   auto fetch_dy = [&](int s) {
     const float *from = PACKED ? dy + rows_of(end - 1 - s) * H : dy;
     copy_later<4>(own_dy + s % 8 * 8 * THREADS, from, s < steps && s >= joins[0] && wanted[0]);
     copy_later<4>(own_dy + s % 8 * 8 * THREADS + 4 * THREADS, from + H, s < steps && s >= joins[1] && wanted[1]);
-    if (!PACKED) dy -= states;
+    if (!PACKED) dy -= state_size;
   };
   auto fetch = [&](int s) {
 #pragma unroll
@@ -181,13 +184,13 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     if (EXTRAPOLATED && mine[n]) {
       j[n] = (float)(((int)j0[replica * own_j * B + row + n] + end - 1) % every);
 #pragma unroll
-      for (int gate = 0; gate < 4; gate++) largest_dz[n] = max(largest_dz[n], size_of(late_dz(n, gate)));
+      for (int gate = 0; gate < 4; gate++) largest_dz[n] = max(largest_dz[n], size_of(given_dz(n, gate)));
     }
     if (!PACKED) {
-      part[n] = late_dh(n);
-      dc[n] = late_dc(n);
+      part[n] = given_dh(n);
+      dc[n] = given_dc(n);
 #pragma unroll
-      for (int gate = 0; gate < 4 && EXTRAPOLATED; gate++) pending[n][gate] = late_dz(n, gate);
+      for (int gate = 0; gate < 4 && EXTRAPOLATED; gate++) pending[n][gate] = given_dz(n, gate);
     }
   }
 
@@ -230,9 +233,10 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   };
   wait_for_copies<0>();
   Two here = load_two(0);
-  // The given gradients count from the start: until they join, their row has nothing else that a small scale could lose.
-  const u32 will_join = exponents(max(max(size_of(late_dh(0)), size_of(late_dc(0))), largest_dz[0]),
-                                  max(max(size_of(late_dh(1)), size_of(late_dc(1))), largest_dz[1]));
+  // The scale of a row allows for its given gradients from the first step on. Until they join, the row has no other
+  // gradient that could lose bits.
+  const u32 will_join = exponents(max(max(size_of(given_dh(0)), size_of(given_dc(0))), largest_dz[0]),
+                                  max(max(size_of(given_dh(1)), size_of(given_dc(1))), largest_dz[1]));
   u32 last_seen = will_join;
   u32 seen = larger_of_each(last_seen, larger_of_each(exponents_of(here), exponents_of(load_two(2)))), row_exponents = 0;
   over_lanes(seen, row_exponents);
@@ -278,8 +282,8 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
 
   auto run = [&](int s, u32 buffer) {
     // stage 0: factors, scales
-    // All that does not need dh: what the last steps say of sizes, and the factors. With these dc += dh through_c, and
-    // dz is dc or dh times the rest.
+    // What does not need dh: the scale of each row, and the factors from dh and dc to dz. dc += dh through_c. dz of i, f
+    // and g is dc times to_i, to_f and to_g; dz of o is dh times to_o.
     const float tanh_c[2] = {tanh_of(c[0]), tanh_of(c[1])};
     wait_for_copies<AHEAD - 2>();
     uint4 saved[PARTS];
@@ -337,10 +341,10 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
       for (int n = 0; n < 2; n++)
         if (s <= joins[n]) {
           const bool now = s == joins[n];
-          dh[n] = now ? dy_now[n] + late_dh(n) : 0.f;
-          dc[n] = now ? late_dc(n) : 0.f;
+          dh[n] = now ? dy_now[n] + given_dh(n) : 0.f;
+          dc[n] = now ? given_dc(n) : 0.f;
 #pragma unroll
-          for (int gate = 0; gate < 4 && EXTRAPOLATED; gate++) pending[n][gate] = now ? late_dz(n, gate) : 0.f;
+          for (int gate = 0; gate < 4 && EXTRAPOLATED; gate++) pending[n][gate] = now ? given_dz(n, gate) : 0.f;
         }
     // stage 2: dz
 #pragma unroll
@@ -392,8 +396,8 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
         }
       }
     }
-    // While that is on its way: nobody sends to the other barrier again before it has our parts of this step.
-    if (CTAS > 1 && lane == 0) expect(received + other * (buffer ^ 1), messages(buffer ^ 1));
+    // Arm the other barrier while the products run. Nobody sends to it before it has our parts of this step.
+    if (CTAS > 1 && lane == 0) expect(received + other * (buffer ^ 1), bytes_received(buffer ^ 1));
     // stage 5: send
 #pragma unroll
     for (int i = 0; i < CTAS; i++) {  // to the CTA that is i + 1 after this one; the last is this one
@@ -415,10 +419,11 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
 
     last_seen = exponents(max(size_of(dh[0]), size_of(dc[0])), max(size_of(dh[1]), size_of(dc[1])));
     if (PACKED) {
-      // A row counts what will join until it has joined; before its step it counts nothing else.
-      const u32 waiting = (s <= joins[0] ? 0xffff : 0) | (s <= joins[1] ? 0xffff0000 : 0);
-      const u32 still = (s < joins[0] ? 0xffff : 0) | (s < joins[1] ? 0xffff0000 : 0);
-      last_seen = larger_of_each(last_seen & ~still, will_join & waiting);
+      // Before the step at which a row joins, its given gradients alone set its scale; in that step dh and dc do so, too;
+      // later dh and dc alone.
+      const u32 counts_given = (s <= joins[0] ? 0xffff : 0) | (s <= joins[1] ? 0xffff0000 : 0);
+      const u32 counts_only_given = (s < joins[0] ? 0xffff : 0) | (s < joins[1] ? 0xffff0000 : 0);
+      last_seen = larger_of_each(last_seen & ~counts_only_given, will_join & counts_given);
     }
 #pragma unroll
     for (int n = 0; n < 2; n++) dc[n] *= forget[n];
@@ -438,7 +443,8 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
         top = max(top, __float_as_uint(inverse(scale[n])));
       }
     }
-    const size_t rows_back = PACKED ? rows_of(end - 1 - s) - rows_of(end - 2 - s) : B, back = PACKED ? rows_back * H : states;
+    const size_t rows_back = PACKED ? rows_of(end - 1 - s) - rows_of(end - 2 - s) : B;
+    const size_t back = PACKED ? rows_back * H : state_size;
     to_dz -= back;
     to_scale -= rows_back;
     if (FINE) to_low -= back;
@@ -459,7 +465,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
 #pragma unroll
   for (int n = 0; n < 2; n++)
     if (PACKED && joins[n] >= steps)
-      leave_late(n);
+      pass_given_gradients_on(n);
     else
-      leave(n, part[n], dc[n], pending[n]);
+      store_first_gradients(n, part[n], dc[n], pending[n]);
 }

@@ -17,7 +17,7 @@ from .inputs import Inputs
 from .launch import Launcher, is_own
 from .momentum_backward import MomentumBackward
 from .operands import (
-    GROUP,
+    ROWS_OF_PRODUCT,
     dense,
     filtered_input,
     prepared,
@@ -32,8 +32,8 @@ from .sizes import Sizes, backward_low_bytes, cluster_size, sizes_of
 CHUNK_BYTES, MAX_CHUNKS = 104 << 20, 8
 # With Overlap there are at least OVERLAPPED_CHUNKS, if each has OVERLAPPED_STEPS or more.
 OVERLAPPED_CHUNKS, OVERLAPPED_STEPS = 3, 150
-# A recurrence that needs at most this share of the multiprocessors gets them to itself.
-ALONE = 0.75
+# A recurrence whose CTAs fill at most this share of the multiprocessors shares none with another kernel.
+SHARE_TO_RUN_ALONE = 0.75
 
 
 def backward(
@@ -60,11 +60,13 @@ def _backward(
     needs: Sequence[bool],
     overlap: Overlap | None,
 ) -> tuple[Tensor, ...]:
-    dy, dh, dc, dz, dv, dn = map(dense, (None if g is None or g.numel() == 0 else g for g in grads))
+    given = (dense(None if g is None or g.numel() == 0 else g) for g in grads)
+    dy, last_dh, last_dc, last_dz, last_dv, last_dn = given
     y, gates, cells, moments = (cast(Tensor, dense(t)) for t in saved)  # hooks may have moved them
-    run, in_gate_space = Launcher(inputs), inputs.in_gate_space
-    chunks = Chunks(inputs, size, overlap is not None)
-    recurrence = Recurrence(run, inputs, size, chunks, (gates, cells), dy, (dh, dc, dz), overlap is not None)
+    launcher, in_gate_space, overlapped = Launcher(inputs), inputs.in_gate_space, overlap is not None
+    chunks = Chunks(inputs, size, overlapped)
+    last = last_dh, last_dc, last_dz
+    recurrence = Recurrence(launcher, inputs, size, chunks, (gates, cells), dy, last, overlapped)
     if overlap is not None:
         for k in range(min(2, len(chunks))):
             overlap.begin(k, recurrence)
@@ -73,35 +75,43 @@ def _backward(
         need and not (in_gate_space and name in ("w_ih", "b_ih"))
         for name, need in zip(Inputs._fields[1:5], needs[1:5], strict=True)
     ]
-    weights = WeightGradients(run, inputs, size, chunks, recurrence, y) if any(need_weights) else None
+    weight_gradients = momentum_backward = input_gradient = None
+    if any(need_weights):
+        weight_gradients = WeightGradients(launcher, inputs, size, chunks, recurrence, y)
     dx = inputs.x.new_empty(size.R, size.N, inputs.x.shape[2]) if needs[0] else None
-    momentum = of_input = None
     if in_gate_space:
-        momentum = MomentumBackward(run, inputs, size, moments, (dv, dn), needs[0], chunks.room)
+        last_moments = last_dv, last_dn
+        momentum_backward = MomentumBackward(
+            launcher, inputs, size, moments, last_moments, needs[0], chunks.room
+        )
     elif dx is not None:
-        of_input = InputGradient(run, inputs, size, chunks, recurrence, dx)
+        input_gradient = InputGradient(launcher, inputs, size, chunks, recurrence, dx)
     for k in range(len(chunks)):
         if overlap is None:
             recurrence(k)
         else:
             overlap.wait_for(k)
-        if weights is not None:
-            weights.add(k)
-        if momentum is not None:
-            momentum.add(*recurrence.dz(k), recurrence.scales[k], chunks.steps(k), chunks.rows(k), dx)
-        if of_input is not None:
-            of_input.add(k)
+        if weight_gradients is not None:
+            weight_gradients.add(k)
+        if momentum_backward is not None:
+            momentum_backward.add(
+                *recurrence.dz(k), recurrence.scales[k], chunks.steps(k), chunks.rows(k), dx
+            )
+        if input_gradient is not None:
+            input_gradient.add(k)
         if overlap is not None and k + 2 < len(chunks):
             overlap.begin(k + 2, recurrence)
 
-    of_weights: list[Tensor | None] = [None] * 4 if weights is None else weights.gradients(need_weights)
-    if of_input is not None:
-        of_input.finish()
-    of_momentum: Sequence[Tensor | None] = (None,) * 4
-    if momentum is not None:
-        (of_weights[0], of_weights[2]), of_momentum = momentum.gradients()
-    of_x = None if dx is None else dx.view(size.R, *shape_of_x[1:])
-    all_gradients = [of_x, *of_weights, *recurrence.states[-1], *of_momentum]
+    dw: list[Tensor | None] = [None] * 4  # of w_ih, w_hh, b_ih and b_hh
+    if weight_gradients is not None:
+        dw = weight_gradients.gradients(need_weights)
+    if input_gradient is not None:
+        input_gradient.finish()
+    of_momentum: Sequence[Tensor | None] = (None,) * 4  # of mu, gain, v0 and n0
+    if momentum_backward is not None:
+        (dw[0], dw[2]), of_momentum = momentum_backward.gradients()
+    shaped_dx = None if dx is None else dx.view(size.R, *shape_of_x[1:])
+    all_gradients = [shaped_dx, *dw, *recurrence.states[-1], *of_momentum]
     return tuple(
         inputs.x.new_empty(0) if d is None or t is None or not need else _summed_if_shared(t, d)
         for t, d, need in zip(inputs.tensors, all_gradients, needs, strict=True)
@@ -122,7 +132,7 @@ class Chunks:
         self._begins = [0, *accumulate(inputs.sizes)] if inputs.sizes else range(0, size.N + 1, size.B)
         room = max(rows.stop - rows.start for rows in map(self.rows, range(len(self))))
         # Rows for which a chunk has memory: whole groups, if fine.
-        self.room = -(-room // GROUP) * GROUP if inputs.fine else room
+        self.room = -(-room // ROWS_OF_PRODUCT) * ROWS_OF_PRODUCT if inputs.fine else room
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -137,9 +147,9 @@ class Chunks:
 
 def chunk_length(size: Sizes, in_gate_space: bool, fine: bool, overlapped: bool) -> int:
     """Time steps of a chunk; overlapped: two chunks are in memory at a time."""
-    total = size.R * size.N * size.H * (16 if fine else 8) * (1 + overlapped)
-    least = min(OVERLAPPED_CHUNKS, size.T // OVERLAPPED_STEPS) if overlapped else 1
-    length = -(-size.T // min(MAX_CHUNKS, max(least, -(-total // CHUNK_BYTES))))
+    bytes_of_dz = size.R * size.N * size.H * (16 if fine else 8) * (1 + overlapped)
+    fewest = min(OVERLAPPED_CHUNKS, size.T // OVERLAPPED_STEPS) if overlapped else 1
+    length = -(-size.T // min(MAX_CHUNKS, max(fewest, -(-bytes_of_dz // CHUNK_BYTES))))
     return -(-length // SPACING) * SPACING if in_gate_space else length
 
 
@@ -151,7 +161,7 @@ class Recurrence:
 
     def __init__(
         self,
-        run: Launcher,
+        launcher: Launcher,
         inputs: Inputs,
         size: Sizes,
         chunks: Chunks,
@@ -160,12 +170,12 @@ class Recurrence:
         last: tuple[Tensor | None, Tensor | None, Tensor | None],
         overlapped: bool,
     ) -> None:
-        self.run, self.inputs, self.size, self.chunks = run, inputs, size, chunks
+        self.launcher, self.inputs, self.size, self.chunks = launcher, inputs, size, chunks
         self.saved, self.dy = saved, dy
         R, B, H, count = size.R, size.B, size.H, len(chunks)
         self._pack_weights()
-        # All chunks share one buffer, or two in turn. With fine, rows that a chunk does not fill must be zero
-        # for product_in_groups; the first chunk has the fewest.
+        # All chunks share one buffer, or two in turn. With fine, product_in_groups also reads the rows that a
+        # chunk does not fill. They are 0 and stay 0, because no chunk has fewer rows than the one before it.
         new = functools.partial(
             torch.zeros if inputs.fine else torch.empty, dtype=torch.float16, device=inputs.x.device
         )
@@ -186,16 +196,16 @@ class Recurrence:
         self.kernel = launch.kernel("lstm_backward", inputs.x.device.index, CTAS=C, **defines)
         self.shared = INPUT_BYTES * 32 * WARPS + (backward_low_bytes(C) if inputs.fine else 0)
         ctas = C * R * -(-B // TILE)
-        if overlapped and ctas <= ALONE * launch.multiprocessors(inputs.x.device.index):
-            self.shared = self.kernel.alone
+        if overlapped and ctas <= SHARE_TO_RUN_ALONE * launch.multiprocessors(inputs.x.device.index):
+            self.shared = self.kernel.shared_memory_for_one_cta
 
     def _pack_weights(self) -> None:
         """Uᵀ in the order of the kernel's registers, and its low parts, if fine."""
-        run, C, replicas = self.run, cluster_size(self.size.H), len(self.inputs.w_hh)
+        launcher, C, replicas = self.launcher, cluster_size(self.size.H), len(self.inputs.w_hh)
         threads = C * WARPS * -(-C // 2) * 8 * 32
-        self.packed = run.words(replicas * threads * 4)
-        self.packed_low = run.words(replicas * threads * 4) if self.inputs.fine else None
-        run(
+        self.packed = launcher.words(replicas * threads * 4)
+        self.packed_low = launcher.words(replicas * threads * 4) if self.inputs.fine else None
+        launcher(
             "pack_backward", threads, replicas,
             w_hh=self.inputs.w_hh, packed=self.packed, low=self.packed_low, ctas=C, H=self.size.H,
         )  # fmt: skip
@@ -206,12 +216,12 @@ class Recurrence:
         return self._high[memory], self._low[memory]
 
     def __call__(self, k: int) -> None:
-        inputs, run = self.inputs, self.run
-        R, T, B, N, H, _, _, total = self.size
+        inputs, launcher = self.inputs, self.launcher
+        R, T, B, N, H, _, _, tile_steps = self.size
         first, last = self.chunks.steps(k)
         high, low = self.dz(k)
         (last_dh, last_dc, last_dz), (first_dh, first_dc, first_dz) = self.states[k : k + 2]
-        begins, lengths, starts = run.rows
+        begins, lengths, starts = launcher.rows
         self.kernel(
             (cluster_size(H) * -(-B // TILE), R, 1),
             32 * WARPS,
@@ -222,7 +232,7 @@ class Recurrence:
                 "dz": high, "dz_low": low, "scales": self.scales[k], "largest": self.largest[k],
                 "first_dh": first_dh, "first_dc": first_dc, "first_dz": first_dz,
                 "begins": begins, "lengths": lengths, "starts": starts,
-                "T": T, "first": first, "last": last, "B": B, "H": H, "N": N, "total": total,
+                "T": T, "first": first, "last": last, "B": B, "H": H, "N": N, "tile_steps": tile_steps,
                 "room": self.chunks.room, "every": inputs.every,
                 "own_weight": is_own(inputs.w_hh, R), "own_j": is_own(inputs.j0, R),
             },
@@ -234,14 +244,20 @@ class WeightGradients:
     """The gradients of U, W and the biases: for each chunk one product of dzᵀ with [h | x | 1]."""
 
     def __init__(
-        self, run: Launcher, inputs: Inputs, size: Sizes, chunks: Chunks, recurrence: Recurrence, y: Tensor
+        self,
+        launcher: Launcher,
+        inputs: Inputs,
+        size: Sizes,
+        chunks: Chunks,
+        recurrence: Recurrence,
+        y: Tensor,
     ) -> None:
-        self.run, self.inputs, self.size, self.chunks = run, inputs, size, chunks
+        self.launcher, self.inputs, self.size, self.chunks = launcher, inputs, size, chunks
         self.recurrence, self.y = recurrence, y
-        of_x = inputs.w_ih is not None and not inputs.in_gate_space
+        reads_x = inputs.w_ih is not None and not inputs.in_gate_space
         self.features = 0 if inputs.in_gate_space else size.F
-        # If the drive was given, the kernel reads neither.
-        self.x, self.largest_x = filtered_input(run, inputs, size) if of_x else (inputs.x, inputs.x)
+        # If the drive was given, or for a momentum in gate space, the kernel reads neither.
+        self.x, self.largest_x = filtered_input(launcher, inputs, size) if reads_x else (inputs.x, inputs.x)
         self.columns = _padded(size.H + self.features + 1)
         zeros_or_empty = torch.zeros if inputs.fine else torch.empty
         shape = size.R, chunks.room, self.columns * (1 + inputs.fine)
@@ -252,11 +268,11 @@ class WeightGradients:
         """The product of chunk k."""
         inputs, recurrence, R, rows = self.inputs, self.recurrence, self.size.R, self.chunks.rows(k)
         count = rows.stop - rows.start
-        self.run(
+        self.launcher(
             "pack_gradient_operand", count * self.columns // 8, R,
             y=self.y, h0=inputs.h0, x=self.x,
             scales=recurrence.scales[k], largest_scale=recurrence.largest[k], largest_x=self.largest_x,
-            packed=self.right, begins=self.run.rows.begins,
+            packed=self.right, begins=self.launcher.rows.begins,
             before=rows.start, rows=count, room=self.chunks.room,
             T=self.size.T, B=self.size.B, N=self.size.N, H=self.size.H, F=self.features,
             columns=self.columns, fine=inputs.fine,
@@ -271,7 +287,7 @@ class WeightGradients:
         found = [inputs.x.new_empty(R, *s) if need else None for s, need in zip(shapes, needs, strict=True)]
         dw_ih, dw_hh, db_ih, db_hh = found
         products = self.products[0] if len(self.products) == 1 else torch.stack(self.products)
-        self.run(
+        self.launcher(
             "finish_weight_gradients", 4 * H * (H + self.features + 1), R,
             products=products, largest_scales=self.recurrence.all_largest, largest_x=self.largest_x,
             dw_hh=dw_hh, dw_ih=dw_ih, db_ih=db_ih, db_hh=db_hh, chunks=len(self.products), R=R, H=H,
@@ -285,11 +301,25 @@ class InputGradient:
     """Fills dx, the gradient of x or of a drive that was given; not for a momentum in gate space."""
 
     def __init__(
-        self, run: Launcher, inputs: Inputs, size: Sizes, chunks: Chunks, recurrence: Recurrence, dx: Tensor
+        self,
+        launcher: Launcher,
+        inputs: Inputs,
+        size: Sizes,
+        chunks: Chunks,
+        recurrence: Recurrence,
+        dx: Tensor,
     ) -> None:
-        self.run, self.inputs, self.size, self.chunks, self.recurrence = run, inputs, size, chunks, recurrence
+        self.launcher, self.inputs, self.size, self.chunks, self.recurrence = (
+            launcher,
+            inputs,
+            size,
+            chunks,
+            recurrence,
+        )
         self.dx = dx
-        self.weights = None if inputs.w_ih is None else weights_for_dx(run, inputs.w_ih, size, inputs.fine)
+        self.weights = (
+            None if inputs.w_ih is None else weights_for_dx(launcher, inputs.w_ih, size, inputs.fine)
+        )
         self.products: list[Tensor] = []  # of dz with W, for each chunk, before the filter
 
     def add(self, k: int) -> None:
@@ -300,7 +330,7 @@ class InputGradient:
             low_rows = None if low is None else low[:, :count]
             self.products.append(product_over_gates(high[:, :count], low_rows, self.weights[0], size.D))
             return
-        self.run(
+        self.launcher(
             "unpack_drive_gradient", count * size.H, size.R,
             dz=high, dz_low=low, scales=self.recurrence.scales[k], dx=self.dx,
             before=rows.start, rows=count, room=self.chunks.room, N=size.N, H=size.H,
@@ -315,7 +345,7 @@ class InputGradient:
         whole, factors = (p[0] if len(p) == 1 else torch.cat(p[::-1], 1) for p in (self.products, scales))
         factors, size = factors * self.weights[1], self.size._replace(F=self.size.D)
         decay, step = self.inputs.decay, self.inputs.step
-        self.run.filter(whole, decay, size, step, v=self.dx, factors=factors, backwards=True)
+        self.launcher.filter(whole, decay, size, step, v=self.dx, factors=factors, backwards=True)
 
 
 def _padded(columns: int) -> int:

@@ -64,7 +64,7 @@ def _outputs_of_replica(inputs: Inputs, r: int) -> tuple[Any, ...]:
     hidden = [replica.h0, replica.c0]
     if replica.z0 is not None and replica.j0 is not None:
         hidden += [replica.z0, (replica.j0 % replica.every).unsqueeze(-1)]
-    # Where the drive is given, there is no W: the reference begins behind it.
+    # Where the drive is given there is no W, and `recur` reads none: w_hh only fills its place.
     w_ih = replica.w_hh if replica.w_ih is None else sign * replica.w_ih
     weights = Weights(w_ih, replica.w_hh, None if replica.b_ih is None else sign * replica.b_ih, replica.b_hh)
     net = Network(cell, momentum, [weights])
@@ -78,7 +78,7 @@ def _outputs_of_replica(inputs: Inputs, r: int) -> tuple[Any, ...]:
 
 
 def _cell(replica: Inputs) -> tuple[Cell, int]:
-    """The cell, and the sign of the drive: `ExtrapolatedLSTM` subtracts its own, while z here is a sum."""
+    """The cell, and the sign of its drive: `ExtrapolatedLSTM` subtracts the drive, the operator adds it."""
     return (LSTM(), 1) if replica.z0 is None else (ExtrapolatedLSTM(replica.every, step_size=1.0), -1)
 
 

@@ -10,22 +10,22 @@
 //
 // A STEP. z = U h is a product of tensor cores: A = U from registers, B = h (all units, 8 rows) from shared
 // memory, where every CTA has its own copy in two buffers. A warp sends its 8 units x 8 rows of h_t to all CTAs
-// by stores that count their bytes on the receiver's barrier; waiting on that barrier is the only
-// synchronisation. Two buffers are enough: whoever sends h_t has received all of h_{t-1}, so all have sent
-// that, and have read h_{t-2} before. Even and odd steps are compiled apart, each with its buffer, where registers suffice.
+// by stores that count their bytes on the receiver's barrier. Waiting on that barrier is the only synchronisation.
+// Two buffers are enough: whoever sends h_t has received all of h_{t-1}. So all warps have sent h_{t-1}, and before that
+// they have read h_{t-2}. Even and odd steps are compiled apart, each with its buffer, where registers suffice.
 //
 // FINE. A number as two halves, h = high + low / 2048, has 22 bits. With FINE, U and h come in both parts, and z is
 // U_high h_high + (U_high h_low + U_low h_high) / 2048, the second sum apart from the first. U_low is in shared memory, in
 // the order of registers.
 //
-// PACKED. Sequences of unequal length, longest first. A tile runs as many steps as its first row. Rows that have ended run
-// on, on any input: no other row sees them, and the backward pass ignores what they saved.
+// PACKED. Sequences of unequal length, longest first. A tile runs as many steps as its first row. Rows that have ended go
+// on with whatever input is there: no other row sees them, and the backward pass ignores what they saved.
 //
 // EXTRAPOLATED. The gates are z + mu (z - z of the step before), mu = j / (j + 3), j counting modulo `every`.
 //
 // MOMENTUM_FORM. A momentum in gate space is computed here, from a = W x + b_ih and v = decay v + gain a. z starts as the
-// drive: v (1), v / sqrt(n + eps^2) (2) or v / (sqrt(n) + eps) (3). Here n = beta n + rest a^2, rest = 1 - beta. The kernel
-// holds s = n / rest = beta s + a^2 instead of n. The momentum is one step ahead: it is computed while h is on its way to
+// drive: v (1), v / sqrt(n + eps^2) (2) or v / (sqrt(n) + eps) (3). Here n = beta n + (1 - beta) a^2. The kernel holds
+// s = n / (1 - beta) = beta s + a^2 instead of n. The momentum is one step ahead: it is computed while h is on its way to
 // other CTAs. v and s are saved every SPACING steps for the backward pass.
 //
 // INPUTS. With INPUT_SLICES > 0 the same product also computes W x + b, by 16 INPUT_SLICES more columns in bfloat16: see
@@ -45,7 +45,8 @@ constexpr u32 BLOCK = 128;              // bytes of h of a warp: 8 rows of 8 uni
 constexpr u32 HIDDEN = WIDTH / 8 * BLOCK;  // of one part of h
 constexpr int PARTS = FINE + 1;            // of a number
 constexpr u32 BUFFER = PARTS * HIDDEN;     // bytes of h
-constexpr int CHAINS = FINE ? 1 : 2;       // of products for a gate that don't wait for each other; FINE has more with low parts
+// Chains of products for a gate that don't wait for each other. FINE has more of them, with low parts.
+constexpr int CHAINS = FINE ? 1 : 2;
 constexpr u32 LOW_BYTES = FINE * WARPS * SLICES * 1024;  // of U_low
 constexpr int AHEAD = 4;                // steps for which inputs are on their way
 constexpr int PIECES = INPUT_SLICES ? INPUT_SLICES : 2;      // of a thread's input of a step: slices, or rows
@@ -59,14 +60,14 @@ struct Gates {
   float i, f, g, o;
 };
 __device__ inline Gates gates_of(float i, float f, float g, float o) {
-  // 2^30 is zero enough for a gate, and four of them multiply without overflow.
+  // With z' of 30 a gate is 2^-30, which is as good as 0. The product of four terms of 2^30 does not overflow.
   const float a = 1.f + exp2_fast(smaller(i, 30.f)), b = 1.f + exp2_fast(smaller(g, 30.f));
   const float c = 1.f + exp2_fast(smaller(f, 30.f)), d = 1.f + exp2_fast(smaller(o, 30.f));
   const float ab = a * b, cd = c * d, all = reciprocal(ab * cd);
   const float over_ab = all * cd, over_cd = all * ab;
   return {over_ab * b, over_cd * d, over_ab * a, over_cd * c};
 }
-// tanh where 1e-7 of a small x would be much.
+// tanh with a small relative error. The absolute error of tanh_of, 1e-7, is too much where x is small.
 __device__ inline float fine_tanh(float x) {
   const float s = x * x;
   float p = fmaf(-5.70498872745e-3f, s, 2.06390887954e-2f);
@@ -104,11 +105,11 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
                                                         // PACKED
                  const int *__restrict__ lengths,       // (B): steps of a row
                  const int *__restrict__ starts,        // (tile): steps of all tiles before
-                 int T, int B, int H, int N, int total,  // total: steps of all tiles
+                 int T, int B, int H, int N, int tile_steps,  // tile_steps: the steps of all tiles together
                  int every, int decay_columns,  // decay_columns: 1 or B
                  // own_*: 1, or 0 if all replicas share one
                  int own_weight, int own_input, int own_bias, int own_state, int own_z, int own_j, int own_mu,
-                 int own_gain, int own_v, float step, float beta, float rest, float eps) {
+                 int own_gain, int own_v, float step, float beta, float one_minus_beta, float eps) {
   __shared__ __align__(128) unsigned char hidden[2 * BUFFER];
   __shared__ __align__(128) unsigned char inputs[AHEAD * PIECES * PIECE];
   __shared__ __align__(8) u64 barriers[2];
@@ -120,11 +121,11 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   const bool mine[2] = {unit < H && row < B, unit < H && row + 1 < B};
   const int steps = PACKED ? lengths[tile * TILE] : T, start = PACKED ? starts[tile] : tile * T;
   const int ends[2] = {PACKED && row < B ? lengths[row] : T, PACKED && row + 1 < B ? lengths[row + 1] : T};
-  const size_t states = (size_t)B * H, place = (size_t)row * H + unit;
-  // Of the rows of step t the first.
+  const size_t state_size = (size_t)B * H, place = (size_t)row * H + unit;
+  // The first row of step t.
   auto rows_of = [&](int t) { return (size_t)(PACKED ? begins[t < T ? t : T] : t * B); };
 
-  // The weights, for good.
+  // The weights stay in registers for the whole pass.
   uint4 w[SLICES + INPUT_SLICES][2];
   weights += (((size_t)replica * own_weight * CTAS + rank) * WARPS + warp) * (SLICES + INPUT_SLICES) * 64 + lane;
 #pragma unroll
@@ -139,8 +140,8 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   }
 
   // h of before the first step into this CTA's first buffer, c into registers.
-  h0 += (size_t)replica * own_state * states;
-  c0 += (size_t)replica * own_state * states;
+  h0 += (size_t)replica * own_state * state_size;
+  c0 += (size_t)replica * own_state * state_size;
   for (int i = thread; i < TILE * WIDTH; i += THREADS) {
     const int u = i / 64 * 8 + i % 8, b = tile * TILE + i / 8 % 8;
     const float x = u < H && b < B ? h0[(size_t)b * H + u] : 0.f;
@@ -162,9 +163,10 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   }
 
   constexpr int SAVED_MOMENTS = MOMENTUM_FORM > 1 ? 2 : 1;
-  // v / sqrt(n + eps^2) is v / sqrt(s + least), over sqrt(rest), which is in the factors of gates.
-  const float least = eps * eps * reciprocal(rest), root_rest = root(rest);
-  const float factor = -LOG2E * (MOMENTUM_FORM == 2 ? inverse_root(rest) : 1.f), factor_g = 2.f * factor;
+  // n = (1 - beta) s, so v / sqrt(n + eps^2) = v / sqrt(s + eps^2 / (1 - beta)) / sqrt(1 - beta). The factors of the gates
+  // contain 1 / sqrt(1 - beta).
+  const float scaled_eps_squared = eps * eps * reciprocal(one_minus_beta), root_one_minus_beta = root(one_minus_beta);
+  const float factor = -LOG2E * (MOMENTUM_FORM == 2 ? inverse_root(one_minus_beta) : 1.f), factor_g = 2.f * factor;
   float v[2][4] = {}, s[2][4] = {}, gains[4] = {}, mus[4] = {};
   if (MOMENTUM_FORM) {
 #pragma unroll
@@ -176,23 +178,23 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
       for (int n = 0; n < 2; n++) {
         const size_t at = ((size_t)replica * own_v * B + row + n) * 4 * H + channel;
         if (mine[n] && v0) v[n][gate] = v0[at];
-        if (MOMENTUM_FORM > 1 && mine[n] && n0) s[n][gate] = n0[at] * reciprocal(rest);
+        if (MOMENTUM_FORM > 1 && mine[n] && n0) s[n][gate] = n0[at] * reciprocal(one_minus_beta);
       }
     }
     saved_moments += (((size_t)replica * ((T + SPACING - 1) / SPACING) * B + row) * H + unit) * SAVED_MOMENTS;
   }
   // The decays of the step that comes next, for two rows.
   const int other_row = decay_columns > 1 && row + 1 < B;
-  float2 fades = {0.f, 0.f};
+  float2 decays = {0.f, 0.f};
   if (TABLE) {
     decay += decay_columns > 1 ? min(row, B - 1) : 0;
-    fades = {decay[0], decay[other_row]};
+    decays = {decay[0], decay[other_row]};
   }
 
   constexpr int BLOCKS = CTAS * WARPS * 32 * PARTS;
   const int number = rank * WARPS + warp;
-  saved_gates += ((size_t)replica * total + start) * BLOCKS + number * 32 * PARTS + lane;
-  saved_cells += ((size_t)replica * (total + tiles) + start + tile) * BLOCKS + (number * 32 + lane) * PARTS;
+  saved_gates += ((size_t)replica * tile_steps + start) * BLOCKS + number * 32 * PARTS + lane;
+  saved_cells += ((size_t)replica * (tile_steps + tiles) + start + tile) * BLOCKS + (number * 32 + lane) * PARTS;
   auto keep_cells = [&]() {
     if (FINE)
       *(float2 *)saved_cells = {c[0], c[1]};
@@ -217,7 +219,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
 
   // Inputs on their way. Each thread copies what it will read itself, so nobody waits for others.
   const u32 own = settled(shared_address(inputs) + (INPUT_SLICES ? 8 : 16) * thread);
-  narrow_input += (((size_t)replica * own_input * total + start) * INPUT_SLICES * 32 + lane) * 2;
+  narrow_input += (((size_t)replica * own_input * tile_steps + start) * INPUT_SLICES * 32 + lane) * 2;
   drive += (size_t)replica * own_input * N * H + place;
   auto fetch = [&](int t) {
     const u32 slot = own + t % AHEAD * PIECES * PIECE;
@@ -229,7 +231,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
       const float4 *from = PACKED ? drive + rows_of(t) * H : drive;
       copy_later<16>(slot, from, t < ends[0] && mine[0]);
       copy_later<16>(slot + PIECE, from + H, t < ends[1] && mine[1]);
-      if (!PACKED) drive += states;
+      if (!PACKED) drive += state_size;
     }
     end_of_copies();
   };
@@ -267,7 +269,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
       }
     }
   };
-  // The momentum's step t, on what came in z.
+  // One step of the momentum: puts the drive in place of a in z, with the bias and the gates' factors.
   auto advance = [&](int t, float(&z)[2][4]) {
     // stage 6: momentum
     if (KEEP && t % SPACING == 0) {
@@ -278,30 +280,31 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
           to[0] = {v[n][0], v[n][1], v[n][2], v[n][3]};
           if (MOMENTUM_FORM > 1) to[1] = {s[n][0], s[n][1], s[n][2], s[n][3]};
         }
-      saved_moments += states * SAVED_MOMENTS;
+      saved_moments += state_size * SAVED_MOMENTS;
     }
 #pragma unroll
     for (int i = 0; i < 8; i++) {
       const int n = i / 4, gate = i % 4;
       float &a = z[gate / 2][gate % 2 * 2 + n];
-      v[n][gate] = fmaf(TABLE ? (n ? fades.y : fades.x) : mus[gate], v[n][gate], gains[gate] * a);
+      v[n][gate] = fmaf(TABLE ? (n ? decays.y : decays.x) : mus[gate], v[n][gate], gains[gate] * a);
       if (MOMENTUM_FORM > 1) s[n][gate] = fmaf(beta, s[n][gate], a * a);
       a = v[n][gate];
-      if (MOMENTUM_FORM == 2) a *= inverse_root(s[n][gate] + least);
-      if (MOMENTUM_FORM == 3) a *= reciprocal(fmaf(root_rest, root(s[n][gate]), eps));
+      if (MOMENTUM_FORM == 2) a *= inverse_root(s[n][gate] + scaled_eps_squared);
+      if (MOMENTUM_FORM == 3) a *= reciprocal(fmaf(root_one_minus_beta, root(s[n][gate]), eps));
       a = fmaf(gate == 2 ? factor_g : factor, a, gate == 0 ? b_hh.x : gate == 1 ? b_hh.y : gate == 2 ? b_hh.z : b_hh.w);
       asm volatile("" : "+f"(a));  // so that the compiler doesn't move it behind the next wait
     }
     if (TABLE) {  // without a branch, behind which the load would be waited for
       decay += t + 1 < T ? decay_columns : 0;
-      fades = {decay[0], decay[other_row]};
+      decays = {decay[0], decay[other_row]};
     }
   };
-  // The states of a row behind its last step.
+  // What the input gives to z of the next step; then h and the gates of this step.
   float coming_z[2][4] = {}, h[2] = {0.f, 0.f};
   Gates gates[2];
-  auto leave = [&](int n) {
-    const size_t at = (size_t)replica * states + place + n * H;
+  // Writes the state of a row after its last step.
+  auto store_final_state = [&](int n) {
+    const size_t at = (size_t)replica * state_size + place + n * H;
     last_h[at] = h[n];
     last_c[at] = c[n];
 #pragma unroll
@@ -309,7 +312,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
       const size_t channel = (((size_t)replica * B + row + n) * 4 + gate) * H + unit;
       if (EXTRAPOLATED) last_z[channel] = (gate == 2 ? -0.5f / LOG2E : -1.f / LOG2E) * old[n][gate];
       if (MOMENTUM_FORM && last_v) last_v[channel] = v[n][gate];
-      if (MOMENTUM_FORM > 1 && last_v) last_n[channel] = rest * s[n][gate];
+      if (MOMENTUM_FORM > 1 && last_v) last_n[channel] = one_minus_beta * s[n][gate];
     }
   };
   if (MOMENTUM_FORM) {
@@ -369,7 +372,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
       }
     }
 
-    // While the products are on their way: nobody sends into this buffer again before it has our h_t.
+    // Arm this buffer's barrier again while the products run. Nobody sends into the buffer before it has our h_t.
     if (CTAS > 1 && first) expect(received + 8 * now, TILE * WIDTH * 2 * PARTS);
 
     // stage 3: gates, cell
@@ -419,7 +422,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     // stage 5: stores
     if (mine[0] && (!PACKED || t < ends[0])) y[0] = h[0];
     if (mine[1] && (!PACKED || t < ends[1])) y[H] = h[1];
-    if (!PACKED) y += states;
+    if (!PACKED) y += state_size;
     if (KEEP) {
       if (FINE) {
 #pragma unroll
@@ -437,10 +440,10 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     if (PACKED)
 #pragma unroll
       for (int n = 0; n < 2; n++)
-        if (mine[n] && t + 1 == ends[n]) leave(n);
+        if (mine[n] && t + 1 == ends[n]) store_final_state(n);
   };
-  // A branch that keeps the compiler from moving the next wait before the momentum.
-  const bool never = total < 0;
+  // A branch that keeps the compiler from moving the next wait before the momentum: `never` is false, but it can't know.
+  const bool never = tile_steps < 0;
   auto goes_on = [&](int t, u32 now) {
     run(t, now);
     if (t + 1 == steps) return false;
@@ -455,7 +458,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   if (!PACKED)
 #pragma unroll
     for (int n = 0; n < 2; n++)
-      if (mine[n]) leave(n);
+      if (mine[n]) store_final_state(n);
   // A CTA must not exit while others may still write to its memory. The last h is sent only for this wait.
   if (CTAS > 1) wait(received + 8 * (steps & 1), (steps - 1) >> 1 & 1);
 }

@@ -17,32 +17,36 @@ from .sizes import Sizes, cluster_size, forward_low_bytes, saved_sizes, sizes_of
 def forward(inputs: Inputs, keep: bool) -> tuple[Tensor, ...]:
     """See `op`; all in float32. keep: whether a backward pass will follow."""
     shape_of_x, inputs = inputs.x.shape, prepared(inputs)
-    size, run = sizes_of(inputs), Launcher(inputs)
+    size, launcher = sizes_of(inputs), Launcher(inputs)
     R, B, H = size.R, size.B, size.H
-    saved = [run.words(length if keep else 0) for length in saved_sizes(inputs, size)]
+    saved = [launcher.words(length if keep else 0) for length in saved_sizes(inputs, size)]
     firsts = inputs.z0, inputs.v0, inputs.n0
     z, v, n = (inputs.x.new_empty(0 if t is None else (R, B, 4 * H)) for t in firsts)
     slices = slices_of_input(size.F, inputs.fine) if inputs.w_ih is not None else 0
     # A momentum in gate space reads W x + b_ih alone.
-    of_input = inputs.for_projection() if inputs.in_gate_space else inputs
+    projection_inputs = inputs.for_projection() if inputs.in_gate_space else inputs
     drive = narrow = None
     if inputs.w_ih is None:
         drive = inputs.x.view(len(inputs.x), size.N, 4, H).mT.contiguous()
     elif slices:
-        narrow = narrow_input(run, of_input, size, slices)
+        narrow = narrow_input(launcher, projection_inputs, size, slices)
     else:
-        drive = projected_input(run, of_input, size, wide_input(run, of_input, size))
-    weights, low = _packed_weights(run, of_input, size, slices)
+        drive = projected_input(
+            launcher, projection_inputs, size, wide_input(launcher, projection_inputs, size)
+        )
+    weights, low = _packed_weights(launcher, projection_inputs, size, slices)
     y = inputs.x.new_empty(R, *shape_of_x[1:-1], H)  # no view, so that the user may write to it
     h, c = inputs.x.new_empty(R, B, H), inputs.x.new_empty(R, B, H)
     launch.load_all(inputs, size, slices)
     if inputs.x.is_cuda:
         side_stream(inputs.x.device.index)  # created now, because the backward pass may be captured
-    _recur(run, inputs, size, slices, (weights, low, narrow, drive), (y, h, c, z, v, n), saved, keep)
+    _recur(launcher, inputs, size, slices, (weights, low, narrow, drive), (y, h, c, z, v, n), saved, keep)
     return y, h, c, z, v, n, *saved
 
 
-def _packed_weights(run: Launcher, inputs: Inputs, size: Sizes, slices: int) -> tuple[Tensor, Tensor | None]:
+def _packed_weights(
+    launcher: Launcher, inputs: Inputs, size: Sizes, slices: int
+) -> tuple[Tensor, Tensor | None]:
     """U and the weights of a narrow input in the order of the kernel's registers; and U_low, if fine."""
     C, R = cluster_size(size.H), size.R
     own = {
@@ -53,9 +57,9 @@ def _packed_weights(run: Launcher, inputs: Inputs, size: Sizes, slices: int) -> 
     }
     replicas = R if any(own.values()) else 1
     threads = C * WARPS * (2 * C + slices) * 64
-    packed = run.words(replicas * threads * 4)
-    low = run.words(replicas * C * WARPS * 2 * C * 64 * 4) if inputs.fine else None
-    run(
+    packed = launcher.words(replicas * threads * 4)
+    low = launcher.words(replicas * C * WARPS * 2 * C * 64 * 4) if inputs.fine else None
+    launcher(
         "pack_forward", threads, replicas,
         w_hh=inputs.w_hh, w_ih=inputs.w_ih, b_ih=inputs.b_ih, b_hh=inputs.b_hh, packed=packed, low=low,
         ctas=C, input_slices=slices, H=size.H, D=size.D, filtered=inputs.decay is not None,
@@ -65,7 +69,7 @@ def _packed_weights(run: Launcher, inputs: Inputs, size: Sizes, slices: int) -> 
 
 
 def _recur(
-    run: Launcher,
+    launcher: Launcher,
     inputs: Inputs,
     size: Sizes,
     slices: int,
@@ -78,7 +82,7 @@ def _recur(
 
     operands: packed weights, their low parts, narrow input, drive; those not used are None.
     """
-    R, T, B, N, H, _, _, total = size
+    R, T, B, N, H, _, _, tile_steps = size
     weights, low, narrow, drive = operands
     y, h, c, z, v, n = outputs
     gates, cells, moments = saved
@@ -91,7 +95,7 @@ def _recur(
     defines = {"CTAS": C, "INPUT_SLICES": slices, "KEEP": keep}
     defines |= launch.forward_momentum_defines(inputs) | launch.lstm_defines(inputs)
     kernel = launch.kernel("lstm_forward", inputs.x.device.index, **defines)
-    begins, lengths, starts = run.rows
+    begins, lengths, starts = launcher.rows
     packed_together = inputs.w_hh, inputs.w_ih, inputs.b_ih, None if inputs.in_gate_space else inputs.b_hh
     own_weight = any(is_own(t, R) for t in packed_together)
     kernel(
@@ -105,7 +109,7 @@ def _recur(
             "last_v": None if inputs.v0 is None else v, "last_n": None if inputs.n0 is None else n,
             "saved_moments": moments, "saved_gates": gates, "saved_cells": cells,
             "begins": begins, "lengths": lengths, "starts": starts,
-            "T": T, "B": B, "H": H, "N": N, "total": total, "every": inputs.every,
+            "T": T, "B": B, "H": H, "N": N, "tile_steps": tile_steps, "every": inputs.every,
             "decay_columns": launch.decay_columns(inputs.decay),
             "own_weight": own_weight, "own_input": is_own(inputs.x if drive is None else drive, R),
             "own_bias": is_own(bias, R), "own_state": is_own(h0, R), "own_z": is_own(inputs.z0, R),

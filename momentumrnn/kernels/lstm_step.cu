@@ -86,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
               const long long *__restrict__ k_in,  // (B,)
               long long *__restrict__ k_out,       // (B,), or null: another layer counts
               int B, int D, int H, int restart_every, float mu, float step,
-              float beta, float rest, float eps,   // rest: 1 - beta; eps: squared if eps_in_sqrt
+              float beta, float one_minus_beta, float eps,  // eps: squared if eps_in_sqrt
               int eps_in_sqrt) {                   // v / sqrt(n + eps), else v / (sqrt(n) + eps)
   __shared__ float sums[2][GATES][ROWS];
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
@@ -118,10 +118,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   if (own < H) {
     const float *weights = (side ? w_ih : w_hh) + ((size_t)(number % 4) * H + own) * length;
     const float *vectors = (side ? x : h_in) + (size_t)first * length;
-    const size_t places = (size_t)weights | (size_t)vectors;
-    if (places % 16 == 0 && length % 4 == 0)
+    const size_t addresses = (size_t)weights | (size_t)vectors;
+    if (addresses % 16 == 0 && length % 4 == 0)
       multiply<4>(parts, weights, vectors, length, rows, lane);
-    else if (places % 8 == 0 && length % 2 == 0)
+    else if (addresses % 8 == 0 && length % 2 == 0)
       multiply<2>(parts, weights, vectors, length, rows, lane);
     else
       multiply<1>(parts, weights, vectors, length, rows, lane);
@@ -143,7 +143,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       v[place] = drive;
     }
     if (MOMENTS > 1) {
-      const float second = fmaf(beta, old_n[g], rest * a * a);
+      const float second = fmaf(beta, old_n[g], one_minus_beta * a * a);
       n[place] = second;
       drive /= eps_in_sqrt ? sqrtf(second + eps) : sqrtf(second) + eps;
     }

@@ -104,7 +104,7 @@ class FusedSteps:
         beta = momentum.beta or 0.0
         numbers = {
             "restart_every": momentum.restart_every, "mu": float(momentum.mu), "step": float(momentum.step),
-            "beta": float(beta), "rest": float(1 - beta),
+            "beta": float(beta), "one_minus_beta": float(1 - beta),
             "eps": float(momentum.eps) ** (2 if momentum.eps_in_sqrt else 1),
             "eps_in_sqrt": int(momentum.eps_in_sqrt),
         }  # fmt: skip

@@ -1,7 +1,7 @@
-// The backward pass of a momentum in gate space, one that divides by a second moment, carries a state or has a decay for
-// each channel. The forward one is part of `lstm_forward`: for each row of the batch and each channel
+// The backward pass of a momentum in gate space: one that divides by a second moment, carries a state or has a decay for
+// each channel. Its forward pass is part of `lstm_forward`. For each row of the batch and each channel it is
 //
-//   a_t = w . x_t + b_ih,   v_t = d_t v_{t-1} + gain a_t,   n_t = beta n_{t-1} + rest a_t^2,
+//   a_t = w . x_t + b_ih,   v_t = d_t v_{t-1} + gain a_t,   n_t = beta n_{t-1} + (1 - beta) a_t^2,
 //   drive_t = v_t (MOMENTUM_FORM = 1),   or v_t / sqrt(n_t + eps^2) (2),   or v_t / (sqrt(n_t) + eps) (3).
 //
 // A thread has a row and CHANNELS channels, and goes through time alone: no sum depends on the order of threads. There may
@@ -42,11 +42,11 @@ struct Owned {
   __device__ int place(int c) const { return (j % 4 + c) * H + j / 4; }  // of a channel in torch's order
 };
 // The features of a row, loaded in pieces as wide as their alignment allows: loads are the cost of many features.
-struct Row {
+struct Features {
   static constexpr int TOGETHER = FEATURES % 4 == 0 ? 4 : FEATURES % 2 == 0 ? 2 : 1;
   __align__(16) float x[FEATURES > 0 ? FEATURES : 1];
 
-  __device__ explicit Row(const float *from) {
+  __device__ explicit Features(const float *from) {
 #pragma unroll
     for (int f = 0; f < FEATURES; f += TOGETHER) {
       if (TOGETHER == 4)
@@ -84,17 +84,17 @@ struct Given {
     c.mu = !TABLE ? mu[(size_t)r * own_mu * width + place] : 0.f;
     return c;
   }
-  // The decay of a step, of which channels have none of their own.
-  __device__ float fade(int t) const { return TABLE ? decay[(size_t)t * decay_columns] : 0.f; }
-  __device__ float of(const Channel &c, float fade) const { return TABLE ? fade : c.mu; }
+  // The decay of step t in the table; 0 if each channel has its own.
+  __device__ float decay_at(int t) const { return TABLE ? decay[(size_t)t * decay_columns] : 0.f; }
+  __device__ float decay_of(const Channel &c, float at_step) const { return TABLE ? at_step : c.mu; }
 };
-// Goes backwards from last to first, a multiple of SPACING, in groups of SPACING steps: recomputes the moments of a group
-// from the saved ones, then differentiates it. Like lstm_forward it has s = n / rest in place of n. g is the gradient of the
-// drive, r the factor of v:
+// Goes backwards from last to first, a multiple of SPACING, in groups of SPACING steps. It recomputes the moments of a group
+// from the saved ones, then differentiates it. Like lstm_forward it has s = n / (1 - beta) in place of n. With g the gradient
+// of the drive, and r the factor of v:
 //
 //   dv_t = g_t r_t + d_{t+1} dv_{t+1},   ds_t = g_t d drive / ds + beta ds_{t+1},   da_t = gain dv_t + 2 a_t ds_t.
 //
-// The kernel holds -2 ds. A step adds g v r / (s + eps^2 / rest) in form 2, g v r^2 sqrt(rest / s) in form 3.
+// The kernel holds -2 ds. A step adds g v r / (s + eps^2 / (1 - beta)) in form 2, g v r^2 sqrt((1 - beta) / s) in form 3.
 // The launch bound leaves more registers where threads are few: otherwise the compiler saves registers and starts loads
 // late.
 extern "C" __global__ void __launch_bounds__(THREADS, CHANNELS == 1 && HELD && !PACKED ? 5 : 0)
@@ -116,43 +116,44 @@ extern "C" __global__ void __launch_bounds__(THREADS, CHANNELS == 1 && HELD && !
                       float *__restrict__ sums,           // (R, B, H, 4, SUMS), added to
                       u16 *__restrict__ da,               // (R, room, PARTS, H, 4): bfloat16s that add up to it, if WRITES_DA
                       int first, int last, int room, int T, int B, int H, int N, int decay_columns, int own_x,
-                      int own_w, int own_bias, int own_mu, int own_gain, float step, float beta, float rest,
-                      float eps) {  // rest: 1 - beta
-  // Of a wide x, which is read twice, a and then da of this thread's steps.
-  __shared__ float columns[HELD ? 1 : SPACING][CHANNELS][THREADS];
+                      int own_w, int own_bias, int own_mu, int own_gain, float step, float beta, float one_minus_beta,
+                      float eps) {
+  // Where x does not stay in registers it is read twice. This holds a, and later da, of the thread's group of steps.
+  __shared__ float a_or_da[HELD ? 1 : SPACING][CHANNELS][THREADS];
   const Owned own(H);
   const int width = 4 * H, b = own.b, r = blockIdx.y;
   if (b >= B) return;
   const int end = min(PACKED ? lengths[b] : T, last);
   if (end <= first) return;
-  const Given given = {w_ih, b_ih, decay + (decay_columns > 1 ? b : 0), mu, gain, decay_columns, own_w, own_bias, own_mu, own_gain,
-                       step};
+  const Given given = {w_ih,  b_ih,     decay + (decay_columns > 1 ? b : 0), mu,       gain, decay_columns,
+                       own_w, own_bias, own_mu,                              own_gain, step};
   Channel channels[CHANNELS];
 #pragma unroll
   for (int c = 0; c < CHANNELS; c++) channels[c] = given.channel(r, own.place(c), width);
   const int stride = FEATURES > 0 ? FEATURES : width;
-  const size_t states = (size_t)B * width, state = (size_t)b * width;
+  const size_t state_size = (size_t)B * width, state_begin = (size_t)b * width;
   x += (size_t)r * own_x * N * stride + (FEATURES > 0 ? 0 : own.j);
-  saved += ((size_t)r * ((T + SPACING - 1) / SPACING) * states + state + own.j / 4 * 4) * (1 + SECOND) + own.j % 4;
+  saved += ((size_t)r * ((T + SPACING - 1) / SPACING) * state_size + state_begin + own.j / 4 * 4) * (1 + SECOND) + own.j % 4;
   auto row = [&](int t) { return (size_t)(PACKED ? begins[t] : t * B) + b; };
-  // Among the rows of this chunk.
+  // What turns a row of the batch into one of this chunk's memory.
   const size_t before_here = (size_t)r * room - (PACKED ? begins[first] : first * B);
 
-  const float least = MOMENTUM_FORM == 2 ? eps * eps * reciprocal(rest) : 0.f;
-  const float over_root = MOMENTUM_FORM == 2 ? inverse_root(rest) : 1.f;
-  const float root_rest = root(rest);
+  const float scaled_eps_squared = MOMENTUM_FORM == 2 ? eps * eps * reciprocal(one_minus_beta) : 0.f;
+  const float over_root = MOMENTUM_FORM == 2 ? inverse_root(one_minus_beta) : 1.f;
+  const float root_one_minus_beta = root(one_minus_beta);
   float to_v[CHANNELS], to_s[CHANNELS] = {}, dw[CHANNELS][FEATURES > 0 ? FEATURES : 1] = {};
   float db[CHANNELS] = {}, dmu[CHANNELS] = {}, dgain[CHANNELS] = {};
 #pragma unroll
   for (int c = 0; c < CHANNELS; c++) {
-    to_v[c] = dv[r * states + state + own.place(c)];
-    if (SECOND) to_s[c] = -2.f * rest * dn[r * states + state + own.place(c)];
+    to_v[c] = dv[r * state_size + state_begin + own.place(c)];
+    if (SECOND) to_s[c] = -2.f * one_minus_beta * dn[r * state_size + state_begin + own.place(c)];
   }
-  // The steps from s on, all loads of which go first: a whole set of them, or so many.
-  auto back = [&](int s, bool whole, int steps) {
-    float held[SPACING][HELD ? WIDTH : 1], fades[SPACING], by_v[SPACING][CHANNELS], by_s[SPACING][CHANNELS];
+  // Goes back through the group of SPACING steps that begins at step s: through all of it if `whole`, else through its
+  // first `steps` steps. All loads come before the arithmetic.
+  auto go_back_through_group = [&](int s, bool whole, int steps) {
+    float held[SPACING][HELD ? WIDTH : 1], decays[SPACING], by_v[SPACING][CHANNELS], by_s[SPACING][CHANNELS];
     float before[LEARNED ? SPACING : 1][CHANNELS], v[CHANNELS], second[CHANNELS] = {};
-    const float *from = saved + (size_t)(s / SPACING) * states * (1 + SECOND);
+    const float *from = saved + (size_t)(s / SPACING) * state_size * (1 + SECOND);
 #pragma unroll
     for (int c = 0; c < CHANNELS; c++) {
       v[c] = from[c];
@@ -162,7 +163,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CHANNELS == 1 && HELD && !
     const u16 *dz_here = dz + place, *low_here = dz_low + place;
     u16 *da_here = da + here * width * PARTS + own.j;
     const float *scales_here = scales + here, *x_here = x + begin * stride;
-    // The rows that step s + k is ahead, and their channels.
+    // How many rows, and how many channels, step s + k is after step s.
     auto ahead = [&](int k) { return PACKED ? row(s + k) - begin : (size_t)k * B; };
     auto channels_ahead = [&](int k) { return PACKED ? (row(s + k) - begin) * width : k * pitch; };
 #pragma unroll
@@ -177,21 +178,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, CHANNELS == 1 && HELD && !
           by_v[k][c] = (c ? high.y : high.x) * scale;
           if (FINE) by_v[k][c] = fmaf((c ? low.y : low.x) * (1.f / LOW_SCALE), scale, by_v[k][c]);
         }
-        fades[k] = given.fade(s + k);
+        decays[k] = given.decay_at(s + k);
 #pragma unroll
         for (int f = 0; f < WIDTH && HELD; f++) held[k][f] = x_here[at * stride + f];
       }
     if (!HELD) {
 #pragma unroll 4
       for (int k = 0; k < steps; k++) {
-        const Row row(x_here + ahead(k) * stride);
+        const Features features(x_here + ahead(k) * stride);
 #pragma unroll
-        for (int c = 0; c < CHANNELS; c++) columns[k][c][threadIdx.x] = channels[c].project(row.x, c);
+        for (int c = 0; c < CHANNELS; c++) a_or_da[k][c][threadIdx.x] = channels[c].project(features.x, c);
       }
     }
     auto a_of = [&](int k, int c) {
       if (HELD) return channels[c].project(held[HELD ? k : 0], c);
-      return columns[HELD ? 0 : k][c][threadIdx.x];
+      return a_or_da[HELD ? 0 : k][c][threadIdx.x];
     };
     // Recompute the moments. g is multiplied by its factors in autograd's order: one may be 0 where another is inf.
 #pragma unroll
@@ -201,13 +202,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, CHANNELS == 1 && HELD && !
         if (whole || k < steps) {
           const float a = a_of(k, c);
           if (LEARNED) before[LEARNED ? k : 0][c] = v[c];
-          v[c] = fmaf(given.of(channels[c], fades[k]), v[c], channels[c].gain * a);
+          v[c] = fmaf(given.decay_of(channels[c], decays[k]), v[c], channels[c].gain * a);
           if (SECOND) {
             second[c] = fmaf(beta, second[c], a * a);
-            const float over = inverse_root(MOMENTUM_FORM == 2 ? second[c] + least : second[c]);
-            const float factor = MOMENTUM_FORM == 2 ? over : reciprocal(fmaf(root_rest, root(second[c]), eps));
+            const float over = inverse_root(MOMENTUM_FORM == 2 ? second[c] + scaled_eps_squared : second[c]);
+            const float factor = MOMENTUM_FORM == 2 ? over : reciprocal(fmaf(root_one_minus_beta, root(second[c]), eps));
             by_v[k][c] *= factor;
-            by_s[k][c] = by_v[k][c] * (v[c] * factor) * (MOMENTUM_FORM == 2 ? over : root_rest * over);
+            by_s[k][c] = by_v[k][c] * (v[c] * factor) * (MOMENTUM_FORM == 2 ? over : root_one_minus_beta * over);
           }
         }
 #pragma unroll
@@ -223,14 +224,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, CHANNELS == 1 && HELD && !
             dgain[c] = fmaf(to_v[c], a, dgain[c]);
           }
           to_a[c] = channels[c].gain * to_v[c];
-          to_v[c] *= given.of(channels[c], fades[k]);
+          to_v[c] *= given.decay_of(channels[c], decays[k]);
           if (SECOND) {
             to_s[c] += by_s[k][c];
             to_a[c] = fmaf(-a, to_s[c], to_a[c]);
             to_s[c] *= beta;
           }
           db[c] += to_a[c];
-          if (!HELD) columns[HELD ? 0 : k][c][threadIdx.x] = to_a[c];
+          if (!HELD) a_or_da[HELD ? 0 : k][c][threadIdx.x] = to_a[c];
 #pragma unroll
           for (int f = 0; f < FEATURES && HELD; f++) dw[c][f] = fmaf(to_a[c], held[HELD ? k : 0][f], dw[c][f]);
         }
@@ -247,26 +248,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, CHANNELS == 1 && HELD && !
     if (!HELD) {
 #pragma unroll 4
       for (int k = 0; k < steps; k++) {
-        const Row row(x_here + ahead(k) * stride);
+        const Features features(x_here + ahead(k) * stride);
 #pragma unroll
         for (int c = 0; c < CHANNELS; c++)
 #pragma unroll
-          for (int f = 0; f < FEATURES; f++) dw[c][f] = fmaf(columns[k][c][threadIdx.x], row.x[f], dw[c][f]);
+          for (int f = 0; f < FEATURES; f++) dw[c][f] = fmaf(a_or_da[k][c][threadIdx.x], features.x[f], dw[c][f]);
       }
     }
   };
   int s = (end - 1) / SPACING * SPACING;
   if (end % SPACING) {
-    back(s, false, end - s);
+    go_back_through_group(s, false, end - s);
     s -= SPACING;
   }
 #pragma unroll 1
-  for (; s >= first; s -= SPACING) back(s, true, SPACING);
+  for (; s >= first; s -= SPACING) go_back_through_group(s, true, SPACING);
 #pragma unroll
   for (int c = 0; c < CHANNELS; c++) {
-    dv[r * states + state + own.place(c)] = to_v[c];
-    if (SECOND) dn[r * states + state + own.place(c)] = -0.5f * reciprocal(rest) * to_s[c];
-    float *to = sums + (r * states + state + own.j + c) * SUMS;
+    dv[r * state_size + state_begin + own.place(c)] = to_v[c];
+    if (SECOND) dn[r * state_size + state_begin + own.place(c)] = -0.5f * reciprocal(one_minus_beta) * to_s[c];
+    float *to = sums + (r * state_size + state_begin + own.j + c) * SUMS;
 #pragma unroll
     for (int f = 0; f < FEATURES; f++) to[f] += dw[c][f];
     to[FEATURES] += db[c];

@@ -29,12 +29,15 @@ from .sizes import MAX_FEATURES_OF_MOMENTUM_BACKWARD, Sizes
 
 
 def _columns_of_parts(columns: int, parts: int) -> tuple[int, tuple[int, ...]]:
-    """The columns of a feature, and for each part the first one that has it; parts: see common.cu."""
+    """The number of columns of a feature, and for each part the first column that holds it.
+
+    parts: a hexadecimal digit for each column, as PARTS_OF_X of common.cu.
+    """
     part_of = [parts >> 4 * column & 15 for column in range(columns)]
     return columns, tuple(part_of.index(part) for part in range(max(part_of) + 1))
 
 
-# For the products that give dx and dW, by `fine`: where the parts of W, or of x, are.
+# By `fine`: which columns of a feature hold the parts of W, for dx = da W, and those of x, for dW = daᵀ x.
 PARTS_FOR_DX = {
     True: _columns_of_parts(FINE_COLUMNS, FINE_PARTS_OF_W),
     False: _columns_of_parts(COLUMNS, PARTS_OF_W),
@@ -50,7 +53,7 @@ class MomentumBackward:
 
     def __init__(
         self,
-        run: Launcher,
+        launcher: Launcher,
         inputs: Inputs,
         size: Sizes,
         moments: Tensor,
@@ -59,7 +62,7 @@ class MomentumBackward:
         room: int,
     ) -> None:
         """moments: saved by the forward pass; last: dv and dn of the last step; room: rows of a chunk."""
-        self.run, self.inputs, self.size, self.moments, self.room = run, inputs, size, moments, room
+        self.launcher, self.inputs, self.size, self.moments, self.room = launcher, inputs, size, moments, room
         R, B, H, D = size.R, size.B, size.H, size.D
         self.features = D if D <= MAX_FEATURES_OF_MOMENTUM_BACKWARD else 0
         self.parts = 3 if inputs.fine else 2  # bfloat16 parts of da
@@ -71,11 +74,13 @@ class MomentumBackward:
         self.x_or_a, self.packed_input, self.weights = inputs.x, None, None
         self.dw: Tensor | None = None  # of a wide input: the products of the parts of da and of x
         if need_dx:
-            self.weights = input_weights(run, inputs.w_ih, None, None, size, filtered=False, fine=inputs.fine)
+            self.weights = input_weights(
+                launcher, inputs.w_ih, None, None, size, filtered=False, fine=inputs.fine
+            )
         if not self.features:
-            of_input = inputs.for_projection()
-            self.packed_input = wide_input(run, of_input, size)
-            self.x_or_a = projected_input(run, of_input, size, self.packed_input)
+            projection_inputs = inputs.for_projection()
+            self.packed_input = wide_input(launcher, projection_inputs, size)
+            self.x_or_a = projected_input(launcher, projection_inputs, size, self.packed_input)
 
     def add(
         self,
@@ -109,7 +114,7 @@ class MomentumBackward:
     def _go_back(
         self, dz: Tensor, dz_low: Tensor | None, scales: Tensor, steps: tuple[int, int], da: Tensor | None
     ) -> None:
-        inputs, run = self.inputs, self.run
+        inputs, launcher = self.inputs, self.launcher
         R, T, B, N, H, _, _, _ = self.size
         defines = launch.backward_momentum_defines(inputs, self.size, da is not None)
         kernel = launch.kernel("momentum_backward", inputs.x.device.index, **defines)
@@ -122,7 +127,7 @@ class MomentumBackward:
                 "w_ih": inputs.w_ih if self.features else None,
                 "b_ih": inputs.b_ih if self.features else None,
                 "decay": inputs.decay, "mu": inputs.mu, "gain": inputs.gain, "saved": self.moments,
-                "begins": run.rows.begins, "lengths": run.rows.lengths,
+                "begins": launcher.rows.begins, "lengths": launcher.rows.lengths,
                 "dz": dz, "dz_low": dz_low, "scales": scales,
                 "dv": self.dv, "dn": self.dn if inputs.beta is not None else None,
                 "sums": self.sums, "da": da,

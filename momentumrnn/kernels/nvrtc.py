@@ -83,10 +83,13 @@ def resources(log: str) -> dict[str, Resources]:
 
 
 def cubin(
-    source: str, arch: str, defines: Mapping[str, int], driver: int = 0, recompile: bool = False
+    source: str, arch: str, defines: Mapping[str, int], driver_version: int = 0, recompile: bool = False
 ) -> bytes:
-    """The cubin from the cache on disk, or compiled and put there; recompile: in any case."""
-    key = repr((source, _options(arch, defines), _version(), driver))
+    """The cubin from the cache on disk, else compiled and stored there.
+
+    driver_version: another driver gets another file. recompile: compile even if the cache has it.
+    """
+    key = repr((source, _options(arch, defines), _version(), driver_version))
     path = _folder() / f"{hashlib.sha256(key.encode()).hexdigest()}.cubin"
     code = None if recompile else _read(path)
     if code is None:
@@ -236,7 +239,7 @@ class Kernel:
             _raise_on_error(code)
 
     @functools.cached_property
-    def alone(self) -> int:
+    def shared_memory_for_one_cta(self) -> int:
         """Bytes of dynamic shared memory that leave a multiprocessor to one CTA."""
         return _most_shared(self.device) - self._attribute(STATIC_SHARED)
 

@@ -2,9 +2,10 @@
 
     a_t = W x_t + b_ih
     v_t = decay v_{t-1} + gain a_t           the drive; without a momentum it is a_t
-    n_t = beta n_{t-1} + (1 - beta) a_t²     if there is a beta: then v_t / sqrt(n_t + eps²) is the drive
+    n_t = beta n_{t-1} + (1 - beta) a_t²     with a beta: the drive is v_t / sqrt(n_t + eps²)
+                                             or v_t / (sqrt(n_t) + eps)
     z_t = drive_t + U h_{t-1} + b_hh
-    i, f, g, o = z_t                         or z_t + mu_j (z_t - z_{t-1}), mu_j = j / (j + 3)
+    i, f, g, o = z_t                         in an extrapolated layer z_t + j / (j + 3) (z_t - z_{t-1})
     c_t = σ(f) c_{t-1} + σ(i) tanh(g),  h_t = σ(o) tanh(c_t)
 
 `Inputs` says what each input is. `momentumrnn::lstm` returns y, (R, T, B, H) or (R, N, H), and the final h
@@ -28,6 +29,10 @@ from .inputs import REPLICATED, TENSORS, Inputs
 from .sizes import saved_sizes, sizes_of
 
 OUTPUTS = 6
+# Position of the first input that is no tensor. The two tensors before it, j0 and decay, have no gradient.
+FIRST_OPTION = TENSORS + 2
+# For the arguments after the tensors that may need a gradient: the other inputs, and `keep` or `needs`.
+NO_GRADIENTS = (None,) * (len(Inputs._fields) - TENSORS + 1)
 # Position of the first input among the arguments of lstm_backward: after the gradients, y and the saved
 # tensors.
 FIRST_INPUT = OUTPUTS + 4
@@ -105,23 +110,17 @@ class _Forward(torch_internals.SingleLevelFunction):  # type: ignore[misc]
         # Outer levels of autograd, of torch.func, must still record this call.
         with torch.enable_grad():
             outputs = call_below_autograd(_lstm, keys, (*given, True))
-        tensors = TENSORS + 2
-        ctx.rest = given[tensors:]
-        ctx.save_for_backward(outputs[0], *outputs[OUTPUTS:], *given[:tensors])
+        ctx.options = given[FIRST_OPTION:]
+        ctx.save_for_backward(outputs[0], *outputs[OUTPUTS:], *given[:FIRST_OPTION])
         ctx.set_materialize_grads(False)
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         needs = ctx.needs_input_grad[1 : 1 + TENSORS]
-        gradients = _lstm_backward(*grads[:OUTPUTS], *ctx.saved_tensors, *ctx.rest, needs)
+        gradients = _lstm_backward(*grads[:OUTPUTS], *ctx.saved_tensors, *ctx.options, needs)
         needed = (g if need else None for g, need in zip(gradients, needs, strict=True))
-        return None, *needed, *_no_gradients(ctx.rest)
-
-
-def _no_gradients(rest: Sequence[Any]) -> list[None]:
-    """For what comes after the tensors: j0, decay, the rest, and one more."""
-    return [None] * (len(rest) + 3)
+        return None, *needed, *NO_GRADIENTS
 
 
 class _Backward(torch_internals.SingleLevelFunction):  # type: ignore[misc]
@@ -129,9 +128,8 @@ class _Backward(torch_internals.SingleLevelFunction):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, keys: DispatchKeySet, *args: Any) -> Any:
-        tensors = FIRST_INPUT + TENSORS + 2
-        *ctx.rest, ctx.needs = args[tensors:]
-        ctx.save_for_backward(*args[:OUTPUTS], *args[FIRST_INPUT:tensors])
+        *ctx.options, ctx.needs = args[FIRST_INPUT + FIRST_OPTION :]
+        ctx.save_for_backward(*args[:OUTPUTS], *args[FIRST_INPUT : FIRST_INPUT + FIRST_OPTION])
         ctx.set_materialize_grads(False)
         with torch.enable_grad():
             return call_below_autograd(_lstm_backward, keys, args)
@@ -149,7 +147,7 @@ class _Backward(torch_internals.SingleLevelFunction):  # type: ignore[misc]
             all_tensors: list[Any] = [
                 next(given) if need else t for t, need in zip(tensors, needs, strict=True)
             ]
-            inputs = Inputs(*all_tensors[OUTPUTS:], *constants, *ctx.rest)
+            inputs = Inputs(*all_tensors[OUTPUTS:], *constants, *ctx.options)
             return lstm_by_reference.gradients(all_tensors[:OUTPUTS], inputs, ctx.needs)
 
         moving = (t for t, need in zip(tensors, needs, strict=True) if need)
@@ -158,7 +156,7 @@ class _Backward(torch_internals.SingleLevelFunction):  # type: ignore[misc]
         pulled = iter(pull(grads))
         second = [next(pulled) if need else None for need in needs]
         between = [None] * (FIRST_INPUT - OUTPUTS)
-        return None, *second[:OUTPUTS], *between, *second[OUTPUTS:], *_no_gradients(ctx.rest)
+        return None, *second[:OUTPUTS], *between, *second[OUTPUTS:], *NO_GRADIENTS
 
 
 def _differentiable(op: Any, function: Any) -> Callable[..., Any]:
@@ -205,7 +203,7 @@ def _batched(info: Any, dims: Any, *args: Any) -> Any:
     tensors = _batch_axis_first(args[:REPLICATED], dims[:REPLICATED])
     replicas = max(t.shape[1] for t in tensors if t is not None)
     outputs = _lstm(*(_fold(t, info.batch_size, replicas) for t in tensors), *args[REPLICATED:])
-    # The buffers are for all at once: they have no axis of vmap's, nor has what is empty.
+    # The buffers serve all replicas together, so they have no axis for vmap. Empty outputs have none either.
     own = [i < OUTPUTS and t.dim() > 1 for i, t in enumerate(outputs)]
     unfolded = (
         t.unflatten(0, (info.batch_size, replicas)) if o else t for t, o in zip(outputs, own, strict=True)
@@ -227,7 +225,7 @@ def _backward_batched(info: Any, dims: Any, *args: Any) -> Any:
         saved = recomputed[0], *recomputed[OUTPUTS:]
     else:
         saved = _fold(y, size, replicas), *args[OUTPUTS + 1 : FIRST_INPUT]
-    # What is empty, the gradient of an output that is, has no axis.
+    # The gradient of an empty output is empty too: it has no axis to fold.
     given = (None if g is None or g.dim() < 4 else _fold(g, size, replicas, False) for g in grads)
     gradients = list(_lstm_backward(*given, *saved, *folded, *args[last:]))
     for i, (t, need) in enumerate(zip(inputs, needs, strict=False)):

@@ -11,8 +11,9 @@ from .inputs import Inputs
 from .launch import Launcher, is_own
 from .sizes import Sizes, input_columns, multiple_of_8
 
-# Rows that one product adds up where operands are fine: tensor cores cut sums off, always towards 0.
-GROUP = 1024
+# Where operands are fine, one product adds up this many rows at most: tensor cores round sums towards 0, and
+# longer sums would lose too much.
+ROWS_OF_PRODUCT = 1024
 MAX_REPLICAS = MAX_GRID
 
 
@@ -47,49 +48,55 @@ def with_equal_replicas(s: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
 # The input.
 
 
-def filtered_input(run: Launcher, inputs: Inputs, size: Sizes) -> tuple[Tensor, Tensor]:
+def filtered_input(launcher: Launcher, inputs: Inputs, size: Sizes) -> tuple[Tensor, Tensor]:
     """The momentum's drive of x, and the largest entry of each feature."""
     v = inputs.x if inputs.decay is None else inputs.x.new_empty(len(inputs.x), size.N, size.F)
     largest = torch.zeros(len(inputs.x), size.F, dtype=torch.int32, device=inputs.x.device)
-    run.filter(inputs.x, inputs.decay, size, inputs.step, v=None if v is inputs.x else v, largest=largest)
+    launcher.filter(
+        inputs.x, inputs.decay, size, inputs.step, v=None if v is inputs.x else v, largest=largest
+    )
     return v, largest
 
 
-def narrow_input(run: Launcher, inputs: Inputs, size: Sizes, slices: int) -> Tensor:
+def narrow_input(launcher: Launcher, inputs: Inputs, size: Sizes, slices: int) -> Tensor:
     """The drive of a narrow input as extra columns of the product with U."""
     v = inputs.x
     if inputs.decay is not None:
         v = inputs.x.new_empty(len(inputs.x), size.N, size.F)
-        run.filter(inputs.x, inputs.decay, size, inputs.step, v=v)
-    packed = run.words(len(inputs.x) * size.total * slices * 64)
+        launcher.filter(inputs.x, inputs.decay, size, inputs.step, v=v)
+    packed = launcher.words(len(inputs.x) * size.tile_steps * slices * 64)
     threads = size.T * multiple_of_8(size.B) * slices
-    begins, lengths, starts = run.rows
-    run(
+    begins, lengths, starts = launcher.rows
+    launcher(
         "pack_input", threads, len(inputs.x),
         x=v, packed=packed, begins=begins, lengths=lengths, starts=starts,
-        T=size.T, B=size.B, N=size.N, total=size.total, F=size.F, input_slices=slices, fine=inputs.fine,
+        T=size.T, B=size.B, N=size.N, tile_steps=size.tile_steps, F=size.F,
+        input_slices=slices, fine=inputs.fine,
     )  # fmt: skip
     return packed
 
 
-def wide_input(run: Launcher, inputs: Inputs, size: Sizes) -> Tensor:
+def wide_input(launcher: Launcher, inputs: Inputs, size: Sizes) -> Tensor:
     """The drive of a wide input in bfloat16 columns, (R or 1, N, width)."""
     width = multiple_of_8(input_columns(size.F, inputs.fine))
     packed_input = torch.empty(len(inputs.x), size.N, width, dtype=torch.bfloat16, device=inputs.x.device)
-    run.filter(inputs.x, inputs.decay, size, inputs.step, packed=packed_input, width=width)
+    launcher.filter(inputs.x, inputs.decay, size, inputs.step, packed=packed_input, width=width)
     return packed_input
 
 
-def projected_input(run: Launcher, inputs: Inputs, size: Sizes, packed_input: Tensor) -> Tensor:
-    """The drive of a wide input times W, with all biases, (R, N, H, 4); packed_input: by `wide_input`."""
+def projected_input(launcher: Launcher, inputs: Inputs, size: Sizes, packed_input: Tensor) -> Tensor:
+    """The drive of a wide input times W, with all biases; packed_input: by `wide_input`.
+
+    Returns (R or 1, N, 4 H interleaved).
+    """
     tensors, filtered = (inputs.w_ih, inputs.b_ih, inputs.b_hh), inputs.decay is not None
-    weights = input_weights(run, *tensors, size, filtered=filtered, fine=inputs.fine).mT
+    weights = input_weights(launcher, *tensors, size, filtered=filtered, fine=inputs.fine).mT
     R = max(len(packed_input), len(weights))
     return product(packed_input.expand(R, -1, -1), weights.expand(R, -1, -1))
 
 
 def input_weights(
-    run: Launcher,
+    launcher: Launcher,
     w_ih: Tensor | None,
     b_ih: Tensor | None,
     b_hh: Tensor | None,
@@ -102,8 +109,8 @@ def input_weights(
     width = multiple_of_8(input_columns(size.F, fine))
     own = {"own_ih": is_own(w_ih, size.R), "own_b_ih": is_own(b_ih, size.R), "own_b_hh": is_own(b_hh, size.R)}
     replicas = size.R if any(own.values()) else 1
-    packed = torch.empty(replicas, 4 * size.H, width, dtype=torch.bfloat16, device=run.device)
-    run(
+    packed = torch.empty(replicas, 4 * size.H, width, dtype=torch.bfloat16, device=launcher.device)
+    launcher(
         "pack_input_weights", 4 * size.H * width // 2, replicas,
         w_ih=w_ih, b_ih=b_ih, b_hh=b_hh, packed=packed,
         H=size.H, D=size.D, filtered=filtered, width=width, fine=fine, **own,
@@ -111,14 +118,14 @@ def input_weights(
     return packed
 
 
-def weights_for_dx(run: Launcher, w_ih: Tensor, size: Sizes, fine: bool) -> tuple[Tensor, Tensor]:
-    """W in halves for dx = dz W, divided by a power of two, and that power, (R, 1)."""
+def weights_for_dx(launcher: Launcher, w_ih: Tensor, size: Sizes, fine: bool) -> tuple[Tensor, Tensor]:
+    """W in halves for dx = dz W, divided by a power of two, and that power, (R or 1, 1)."""
     columns = multiple_of_8(size.D)
     shape = len(w_ih), 4 * size.H, columns * (1 + fine)
     packed = torch.empty(shape, dtype=torch.float16, device=w_ih.device)
     largest = torch.linalg.vector_norm(w_ih, float("inf"), (1, 2))
     powers = torch.empty_like(largest)
-    run(
+    launcher(
         "pack_w_ih", 4 * size.H * columns, len(w_ih),
         w_ih=w_ih, largest=largest, packed=packed, powers=powers,
         H=size.H, D=size.D, columns=columns, fine=fine,
@@ -154,11 +161,11 @@ def product_over_gates(dz: Tensor, dz_low: Tensor | None, weights: Tensor, featu
 
 
 def product_in_groups(a: Tensor, b: Tensor) -> Tensor:
-    """aᵀ b over all rows, (R, room, ...), in groups of GROUP rows whose products are added in float32."""
-    groups = a.shape[1] // GROUP
+    """aᵀ b over all rows, (R, room, ...), by products of ROWS_OF_PRODUCT rows, which are added in float32."""
+    groups = a.shape[1] // ROWS_OF_PRODUCT
     if groups == 1:
         return product(a.mT, b)
-    a, b = (t.reshape(-1, GROUP, t.shape[2]) for t in (a, b))
+    a, b = (t.reshape(-1, ROWS_OF_PRODUCT, t.shape[2]) for t in (a, b))
     parts = product(a.mT, b)
     return parts.view(-1, groups, *parts.shape[1:]).sum(1)
 

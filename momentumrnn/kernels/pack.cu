@@ -1,5 +1,5 @@
-// Before the two passes: weights in the order in which threads keep them in registers, the input in the columns that ride on
-// the product with U, and the momentum as a filter over time.
+// What runs before the two passes. It puts the weights in the order in which threads keep them in registers, and a narrow
+// input in extra columns of the product with U. `filter_input` is the momentum, as a filter over time.
 
 // The input as extra columns of the product with U, in bfloat16. A feature has three columns: x as (high, low, high) times W
 // as (high, high, low). Only the product of the two low parts is missing. With `fine` a feature has six columns, for
@@ -66,7 +66,7 @@ extern "C" __global__ void pack_forward(const float *w_hh, const float *w_ih, co
         v[n] = factor * w_hh[(size_t)gate_unit * H + column];
     }
     a[part] = k < 2 * ctas ? half2_of(v[0], v[1]) : bfloat2_of(v[0], v[1]);
-    low_parts[part] = half2_of(half_rest(v[0]), half_rest(v[1]));
+    low_parts[part] = half2_of(scaled_low_half(v[0]), scaled_low_half(v[1]));
   }
   packed[(size_t)r * count + i] = {a[0], a[1], a[2], a[3]};
   if (low && k < 2 * ctas)
@@ -89,7 +89,7 @@ extern "C" __global__ void pack_backward(const float *w_hh, uint4 *packed, uint4
     const float *u = w_hh + ((size_t)gate * H + unit) * H + to;
     const float v[2] = {there ? u[0] : 0.f, there ? u[(size_t)H * H] : 0.f};
     a[part] = half2_of(v[0], v[1]);
-    low_parts[part] = half2_of(half_rest(v[0]), half_rest(v[1]));
+    low_parts[part] = half2_of(scaled_low_half(v[0]), scaled_low_half(v[1]));
   }
   packed[(size_t)r * count + i] = {a[0], a[1], a[2], a[3]};
   if (low) low[(size_t)r * count + i] = {low_parts[0], low_parts[1], low_parts[2], low_parts[3]};
@@ -98,7 +98,7 @@ extern "C" __global__ void pack_backward(const float *w_hh, uint4 *packed, uint4
 // The columns of the input as B matrices of `lstm_forward`: (R, tile, step, INPUT_SLICES, lane, 2). A thread has one row and
 // slice.
 extern "C" __global__ void pack_input(const float *x, uint4 *packed, const int *begins, const int *lengths, const int *starts,
-                                      int T, int B, int N, int total, int F, int input_slices, int fine) {
+                                      int T, int B, int N, int tile_steps, int F, int input_slices, int fine) {
   const Rows rows = {begins, lengths, T, B};
   const Columns columns = {fine};
   const int tiles = (B + TILE - 1) / TILE, i = thread_index(), k = i % input_slices, r = blockIdx.y;
@@ -113,7 +113,7 @@ extern "C" __global__ void pack_input(const float *x, uint4 *packed, const int *
     pair[n] = there ? bfloat2_of(columns.input(x, F, column), columns.input(x, F, column + 1)) : 0;
   }
   const int start = starts ? starts[tile] : tile * T;
-  packed += (((size_t)r * total + start + t) * input_slices + k) * 16 + b % TILE * 2;
+  packed += (((size_t)r * tile_steps + start + t) * input_slices + k) * 16 + b % TILE * 2;
   packed[0] = {pair[0], pair[1], pair[2], pair[3]};
   packed[1] = {pair[4], pair[5], pair[6], pair[7]};
 }
@@ -157,10 +157,10 @@ extern "C" __global__ void __launch_bounds__(FILTER_THREADS)
   // Step s of this pass is time step start + direction * (s - begin).
   const int direction = backwards ? -1 : 1, start = backwards ? steps - 1 - begin : begin;
   const bool given = d < D;
-  // Of a row of the batch, the place at a step.
+  // The row of sequence b at step t, among the rows of all replicas.
   auto at = [&](int t) { return (size_t)r * N + rows.of(t) + b; };
   // Eight steps at a time, so that their loads are in flight together.
-  float inputs[8], fades[8];
+  float inputs[8], decays[8];
   auto fetch = [&](int s) {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -168,7 +168,7 @@ extern "C" __global__ void __launch_bounds__(FILTER_THREADS)
       const bool now = s + i < end;
       inputs[i] = now && given ? x[at(t) * D + d] : 1.f;
       if (factors) inputs[i] *= now ? factors[at(t)] : 1.f;
-      fades[i] = decay && now && other < steps ? decay[decay_columns > 1 ? (size_t)other * B + b : other] : 0.f;
+      decays[i] = decay && now && other < steps ? decay[decay_columns > 1 ? (size_t)other * B + b : other] : 0.f;
     }
   };
   auto write = [&](int t, float x) {
@@ -185,8 +185,8 @@ extern "C" __global__ void __launch_bounds__(FILTER_THREADS)
 #pragma unroll
       for (int i = 0; i < 8; i++)
         if (s + i < end) {
-          sum = fmaf(fades[i], sum, step * inputs[i]);
-          product *= fades[i];
+          sum = fmaf(decays[i], sum, step * inputs[i]);
+          product *= decays[i];
         }
     }
     segment_sums[threadIdx.x] = sum;
@@ -201,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(FILTER_THREADS)
 #pragma unroll
     for (int i = 0; i < 8; i++)
       if (s + i < end) {
-        carried = fmaf(fades[i], carried, step * inputs[i]);
+        carried = fmaf(decays[i], carried, step * inputs[i]);
         const int t = start + (s + i - begin) * direction;
         if (v) v[at(t) * F + d] = carried;
         if (packed) write(t, carried);
@@ -230,6 +230,6 @@ extern "C" __global__ void pack_w_ih(const float *w_ih, const float *largest, u1
   const float power = power_below(largest[r]);
   packed += ((size_t)r * 4 * H + interleaved) * columns * (fine ? 2 : 1) + d;
   packed[0] = (u16)half2_of(w / power, 0.f);
-  if (fine) packed[columns] = (u16)half2_of(half_rest(w / power), 0.f);
+  if (fine) packed[columns] = (u16)half2_of(scaled_low_half(w / power), 0.f);
   if (i == 0) powers[r] = power;
 }

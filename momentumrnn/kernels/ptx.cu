@@ -140,15 +140,16 @@ __device__ inline uint4 load_four(u32 address) {
 
 // ---- copies from global memory that this thread alone waits for
 
+// Does nothing unless `active`.
 template <int BYTES>
-__device__ inline void copy_later(u32 address, const void *from, bool there) {
+__device__ inline void copy_later(u32 address, const void *from, bool active) {
   if (BYTES == 16)
     asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16; }" ::"r"(address),
-                 "l"(from), "r"((u32)there)
+                 "l"(from), "r"((u32)active)
                  : "memory");
   else
     asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], %3; }" ::"r"(address),
-                 "l"(from), "r"((u32)there), "n"(BYTES)
+                 "l"(from), "r"((u32)active), "n"(BYTES)
                  : "memory");
 }
 __device__ inline void end_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -175,12 +176,12 @@ __device__ inline void meet_cluster() {
 __device__ inline void store_there(u32 address, u32 x) {
   asm volatile("st.shared::cluster.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
-// Stores that count their bytes on a barrier of the receiving CTA.
-__device__ inline void send(u32 address, u32 x, u32 barrier, bool here = true) {
+// Stores that count their bytes on a barrier of the receiving CTA; none unless `active`.
+__device__ inline void send(u32 address, u32 x, u32 barrier, bool active = true) {
   asm volatile(
       "{ .reg .pred p; setp.ne.u32 p, %3, 0; "
       "@p st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2]; }" ::"r"(address),
-      "r"(x), "r"(barrier), "r"((u32)here)
+      "r"(x), "r"(barrier), "r"((u32)active)
       : "memory");
 }
 __device__ inline void send(u32 address, float x, float y, u32 barrier) {

@@ -10,7 +10,7 @@ from torch import Tensor
 from .constants import COLUMNS, FINE_COLUMNS, FINE_ONES, ONES, SPACING, TILE, WARPS
 from .inputs import Inputs
 
-MAX_SLICES = 3  # slices of 16 columns by which a narrow input rides on the product with U
+MAX_SLICES = 3  # slices of 16 columns that a narrow input adds to the product with U, at most
 # Features up to which the backward pass of a momentum in gate space multiplies by W itself.
 MAX_FEATURES_OF_MOMENTUM_BACKWARD = 15
 
@@ -19,7 +19,7 @@ class Sizes(NamedTuple):
     """Sizes of one call.
 
     R replicas, T time steps, B sequences, N rows in total, H hidden units, D input features, F filtered
-    features: D, and one more where a filtered 1 carries b_ih. total: time steps of all tiles of 8 rows.
+    features: D, and one more where a filtered 1 carries b_ih. tile_steps: time steps of all tiles of 8 rows.
     """
 
     R: int
@@ -29,7 +29,7 @@ class Sizes(NamedTuple):
     H: int
     D: int
     F: int
-    total: int
+    tile_steps: int
 
 
 class RowTables(NamedTuple):
@@ -47,15 +47,15 @@ class RowTables(NamedTuple):
 def sizes_of(inputs: Inputs) -> Sizes:
     if inputs.sizes:
         T, B, N = len(inputs.sizes), inputs.sizes[0], sum(inputs.sizes)
-        total = sum(-(-rows // TILE) for rows in inputs.sizes)
+        tile_steps = sum(-(-rows // TILE) for rows in inputs.sizes)
     else:
         B = inputs.h0.shape[1]
         # x is (R, T, B, D) before `prepared`, and (R, N, D) after it.
         T = inputs.x.shape[1] if inputs.x.dim() == 4 else inputs.x.shape[1] // B
-        N, total = T * B, T * -(-B // TILE)
+        N, tile_steps = T * B, T * -(-B // TILE)
     D = 0 if inputs.w_ih is None else inputs.x.shape[-1]
     filtered = inputs.decay is not None and inputs.b_ih is not None and not inputs.in_gate_space
-    return Sizes(inputs.replicas, T, B, N, inputs.w_hh.shape[2], D, D + int(filtered), total)
+    return Sizes(inputs.replicas, T, B, N, inputs.w_hh.shape[2], D, D + int(filtered), tile_steps)
 
 
 def cluster_size(hidden_size: int) -> int:
@@ -78,8 +78,8 @@ def saved_sizes(inputs: Inputs, size: Sizes) -> tuple[int, int, int]:
     threads = size.R * cluster_size(size.H) * WARPS * 32 * (2 if inputs.fine else 1)
     moments = size.R * -(-size.T // SPACING) * size.B * 4 * size.H * (1 if inputs.beta is None else 2)
     tiles = -(-size.B // TILE)
-    cells = (size.total + tiles) * threads
-    return 4 * size.total * threads, cells, moments if inputs.in_gate_space else 0
+    cells = (size.tile_steps + tiles) * threads
+    return 4 * size.tile_steps * threads, cells, moments if inputs.in_gate_space else 0
 
 
 def slices_of_input(features: int, fine: bool = False) -> int:

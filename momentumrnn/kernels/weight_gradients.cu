@@ -38,7 +38,7 @@ extern "C" __global__ void pack_gradient_operand(const float *y, const float *h0
   packed[0] = {half2_of(v[0], v[1]), half2_of(v[2], v[3]), half2_of(v[4], v[5]), half2_of(v[6], v[7])};
   if (!fine) return;
 #pragma unroll
-  for (int n = 0; n < 8; n++) v[n] = half_rest(v[n]);
+  for (int n = 0; n < 8; n++) v[n] = scaled_low_half(v[n]);
   packed[eights] = {half2_of(v[0], v[1]), half2_of(v[2], v[3]), half2_of(v[4], v[5]), half2_of(v[6], v[7])};
 }
 
