@@ -117,7 +117,7 @@ class Momentum(ABC):
     def update(
         self, a: Tensor, state: MomentumState, decay: Tensor | None = None
     ) -> tuple[Tensor, MomentumState]:
-        """One time step, the definition. a: (B, G). Given decay, the factor on v, k stays: the caller counts."""
+        """One time step, the definition. a: (B, G); decay: the factor on v, if the caller counts steps."""
         v, n, k = state
         dtype, a = a.dtype, a.to(moments_dtype(a.dtype))
         if decay is None:

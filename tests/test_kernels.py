@@ -880,7 +880,7 @@ MOMENTS = {
         "saved_moments + n * H * k.SAVED_MOMENTS",
         "saved_moments + n * k.SAVED_MOMENTS",
     ),
-    "moments of the first segment": ("saved_moments += states * k.SAVED_MOMENTS", "pass"),
+    "moments of the first segment": ("saved_moments += state_size * k.SAVED_MOMENTS", "pass"),
     "moments of the step before": ("if k.KEEP and t % k.SPACING", "if k.KEEP and (t + 1) % k.SPACING"),
     "v0 of another row": ("(replica * own_v * B + row + n) * 4", "(replica * own_v * B + row) * 4"),
     "the last v a step ahead": (

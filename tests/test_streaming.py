@@ -488,7 +488,7 @@ def emulated(host, monkeypatch):
     monkeypatch.setattr(lstm_step, "_launcher", launcher)
     monkeypatch.setattr(lstm_step, "why_unavailable", lambda device: "")
     monkeypatch.setattr(stream_engines, "_stream_handle", lambda device: 0)
-    monkeypatch.setattr(stream_engines, "_current_stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     monkeypatch.setattr(streaming, "choose_engine", choose)
     return order
 
