@@ -592,7 +592,8 @@ def test_a_gpu_that_can(gpu, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])
 def test_dtypes_without_kernels(gpu, dtype):
-    assert cuda._device_refusal(GPU, dtype) == f"the layer is in {dtype}, and its kernels take torch.float32 and 16 bits"
+    expected = f"the layer is in {dtype}, and its kernels take torch.float32 and 16 bits"
+    assert cuda._device_refusal(GPU, dtype) == expected
 
 
 @pytest.mark.parametrize(
