@@ -4,7 +4,7 @@ A chunk begins with the gradients dz of its gates. From dz come those of the wei
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import cast
 
@@ -86,11 +86,7 @@ def _backward(
         )
     elif dx is not None:
         input_gradient = InputGradient(launcher, inputs, size, chunks, recurrence, dx)
-    for k in range(len(chunks)):
-        if overlap is None:
-            recurrence(k)
-        else:
-            overlap.wait_for(k)
+    for k in _finished_chunks(chunks, recurrence, overlap):
         if weight_gradients is not None:
             weight_gradients.add(k)
         if momentum_backward is not None:
@@ -99,8 +95,6 @@ def _backward(
             )
         if input_gradient is not None:
             input_gradient.add(k)
-        if overlap is not None and k + 2 < len(chunks):
-            overlap.begin(k + 2, recurrence)
 
     dw: list[Tensor | None] = [None] * 4  # of w_ih, w_hh, b_ih and b_hh
     if weight_gradients is not None:
@@ -116,6 +110,18 @@ def _backward(
         inputs.x.new_empty(0) if d is None or t is None or not need else _summed_if_shared(t, d)
         for t, d, need in zip(inputs.tensors, all_gradients, needs, strict=True)
     )
+
+
+def _finished_chunks(chunks: "Chunks", recurrence: "Recurrence", overlap: Overlap | None) -> Iterator[int]:
+    """Each chunk, once its recurrence is done. With overlap, those of the next two run meanwhile."""
+    for k in range(len(chunks)):
+        if overlap is None:
+            recurrence(k)
+        else:
+            overlap.wait_for(k)
+        yield k
+        if overlap is not None and k + 2 < len(chunks):
+            overlap.begin(k + 2, recurrence)
 
 
 def _summed_if_shared(tensor: Tensor, gradient: Tensor) -> Tensor:
@@ -309,17 +315,10 @@ class InputGradient:
         recurrence: Recurrence,
         dx: Tensor,
     ) -> None:
-        self.launcher, self.inputs, self.size, self.chunks, self.recurrence = (
-            launcher,
-            inputs,
-            size,
-            chunks,
-            recurrence,
-        )
-        self.dx = dx
-        self.weights = (
-            None if inputs.w_ih is None else weights_for_dx(launcher, inputs.w_ih, size, inputs.fine)
-        )
+        self.launcher, self.inputs, self.size, self.chunks = launcher, inputs, size, chunks
+        self.recurrence, self.dx, self.weights = recurrence, dx, None
+        if inputs.w_ih is not None:
+            self.weights = weights_for_dx(launcher, inputs.w_ih, size, inputs.fine)
         self.products: list[Tensor] = []  # of dz with W, for each chunk, before the filter
 
     def add(self, k: int) -> None:
