@@ -38,7 +38,7 @@ SHAPES = {  # T, B, D, H, layers, directions
 MOMENTA = ("None", "HeavyBall(mu=0.6)", "Adam(mu=0.6, step=0.1)")
 KINDS = ("eager", "graph", "replicas", "stream", "loop")
 BURSTS = 10  # of each case, in each round
-SECONDS = 0.03  # that a burst takes at least
+SECONDS = 0.03  # the least time of a burst
 
 
 def cases(device: str) -> list[list[str]]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    # Import a submodule without `api`: while `api` itself is being imported, the way through it is a circle.
+    # Import a submodule directly: going through `api` would import `api` again while it is being imported.
     if name.isidentifier() and not name.startswith("_") and find_spec(f"{__name__}.{name}"):
         return import_module(f".{name}", __name__)
     api, names = import_module(".api", __name__), globals()

@@ -413,17 +413,17 @@ def _scan_by_pairs(decay: Tensor, x: Tensor) -> Tensor:
     steps = len(x)
     # Large steps are cheaper one after another: each keeps the device busy, and each element moves once.
     if steps < 8 or x[0].numel() >= (1 << 14 if x.device.type == "cpu" else 1 << 21):
-        v = [x[0]]
+        steps_of_v = [x[0]]
         for d, x_t in zip(decay[1:].unbind(), x[1:].unbind(), strict=True):
-            v.append(torch.addcmul(x_t, d, v[-1]))
-        return torch.stack(v)
+            steps_of_v.append(torch.addcmul(x_t, d, steps_of_v[-1]))
+        return torch.stack(steps_of_v)
     first, second = slice(0, steps // 2 * 2, 2), slice(1, None, 2)
     pairs = torch.addcmul(x[second], decay[second], x[first])
     v_odd = _scan_by_pairs(decay[second] * decay[first], pairs)
     x_even = x[2::2]
     v_even = torch.cat([x[:1], torch.addcmul(x_even, decay[2::2], v_odd[: len(x_even)])])
-    pairs = torch.stack([v_even[: len(v_odd)], v_odd], 1).reshape(2 * len(v_odd), *x.shape[1:])
-    return pairs if len(v_even) == len(v_odd) else torch.cat([pairs, v_even[-1:]])
+    v = torch.stack([v_even[: len(v_odd)], v_odd], 1).reshape(2 * len(v_odd), *x.shape[1:])
+    return v if len(v_even) == len(v_odd) else torch.cat([v, v_even[-1:]])
 
 
 def _repeat_columns(x: Tensor, width: int) -> Tensor:

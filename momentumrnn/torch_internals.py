@@ -246,7 +246,7 @@ def is_mapped(t: Tensor) -> bool:
 
 
 def may_be_batched(grads: Sequence[Tensor]) -> bool:
-    """Whether each may hold many gradients: under a transform of torch.func, or by is_grads_batched."""
+    """Whether one may stand for many gradients: under a transform of torch.func, or by is_grads_batched."""
     legacy = torch._C._functorch.is_legacy_batchedtensor
     return transforms_active() or any(map(legacy, grads))
 

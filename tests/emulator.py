@@ -75,14 +75,14 @@ def expected(k):
 
 
 @cache
-def messaged():
+def receiving():
     (expression,) = re.findall(r"u32 bytes_received\(u32 buffer\) { return (.*?); }", source("lstm_backward"))
     return expression
 
 
 def bytes_received(k, buffer):
     """The bytes that a barrier of the backward pass expects in a step."""
-    return value(messaged(), {**vars(k), "buffer": buffer})
+    return value(receiving(), {**vars(k), "buffer": buffer})
 
 
 @cache
@@ -151,13 +151,13 @@ def left_after(x, parts):
     return x
 
 
-def rest_of(x, low):
+def low_half_times(x, low):
     """What rounding to halves leaves, so many times; 0 where nothing is rounded."""
     return (x - halves(x)[..., 0]) * low
 
 
 def scaled_low_half(x):
-    return rest_of(x, 2048.0)
+    return low_half_times(x, 2048.0)
 
 
 def fine_tanh(x):
@@ -515,16 +515,16 @@ def lstm_forward(
     ends = [np.where(row + n < B, lengths.load(row + n, row + n < B), T) if PACKED else T for n in range(2)]
     state_size, place = B * H, row * H + unit
 
-    def rows_of(t):
+    def first_row_of(t):
         return int(begins[min(t, T)]) if PACKED else t * B
 
     weights += (((replica * own_weight * CTAS + rank) * WARPS + warp) * (SLICES + INPUT_SLICES)) * 64 + lane
     w = weights[np.arange(2 * (SLICES + INPUT_SLICES))[:, None] * 32].reshape(-1, 2, 32, 8)
-    own_low = (warp * SLICES * 64 + lane) * 16
+    low_at = (warp * SLICES * 64 + lane) * 16
     if FINE:
         low += (((replica * own_weight * CTAS + rank) * WARPS + warp) * SLICES) * 64 + lane
         many = np.arange(2 * SLICES)[:, None]
-        me.store("lows", own_low + many * 512, low[many * 32])
+        me.store("lows", low_at + many * 512, low[many * 32])
 
     h0 += replica * own_state * state_size
     c0 += replica * own_state * state_size
@@ -534,7 +534,7 @@ def lstm_forward(
         x = h0.load(b * H + u, (u < H) & (b < B))
         me.store("hidden", 2 * i, halves(x))
         if FINE:
-            me.store("hidden", 2 * (k.TILE * k.WIDTH + i), halves(rest_of(x, k.LOW_SCALE)))
+            me.store("hidden", 2 * (k.TILE * k.WIDTH + i), halves(low_half_times(x, k.LOW_SCALE)))
     c = [c0.load(place, mine[0]), c0.load(place + H, mine[1])]
     factor = -k.LOG2E * np.array([1, 1, 2, 1])
     old, j = np.zeros((2, 4, 32)), np.zeros((2, 32))
@@ -596,7 +596,7 @@ def lstm_forward(
     yield from me.meet_cluster()
 
     size = 8 if INPUT_SLICES else 16
-    own = size * thread
+    inputs_at = size * thread
     if INPUT_SLICES:
         narrow_input += ((replica * own_input * tile_steps + start) * INPUT_SLICES * 32 + lane) * 2
     else:
@@ -604,7 +604,7 @@ def lstm_forward(
 
     def fetch(t):
         nonlocal narrow_input, drive
-        slot = own + t % k.AHEAD * k.PIECES * k.PIECE
+        slot = inputs_at + t % k.AHEAD * k.PIECES * k.PIECE
         if INPUT_SLICES:
             for n in range(INPUT_SLICES):
                 there = np.full(32, t < steps)
@@ -612,7 +612,7 @@ def lstm_forward(
                 me.copy_later("inputs", slot + n * k.PIECE, x, there)
             narrow_input += INPUT_SLICES * 64
         else:
-            source = drive + rows_of(t) * H if PACKED else drive
+            source = drive + first_row_of(t) * H if PACKED else drive
             for n in range(2):
                 there = (t < ends[n]) & mine[n]
                 me.copy_later("inputs", slot + n * k.PIECE, wide(source.load(n * H, there)), there)
@@ -623,7 +623,7 @@ def lstm_forward(
     b_hh = np.zeros((4, 32))
     if not INPUT_SLICES:
         many = np.arange(2 * k.AHEAD)[:, None]
-        me.store("inputs", own + many * k.PIECE, np.zeros((2 * k.AHEAD, 32, 8)))
+        me.store("inputs", inputs_at + many * k.PIECE, np.zeros((2 * k.AHEAD, 32, 8)))
     if (k.MOMENTUM_FORM or not INPUT_SLICES) and bias:
         bias += replica * own_bias * 4 * H + unit
         b_hh = np.stack([factor[n] * bias.load(n * H, unit < H) for n in range(4)])
@@ -633,7 +633,7 @@ def lstm_forward(
     source, to = 16 * lane, number * BLOCK + 4 * lane
 
     def receive(t, z):
-        slot = own + t % k.AHEAD * k.PIECES * k.PIECE
+        slot = inputs_at + t % k.AHEAD * k.PIECES * k.PIECE
         if INPUT_SLICES:
             for n in range(INPUT_SLICES):
                 # Behind the last step nothing came, and nothing is made of it.
@@ -714,7 +714,7 @@ def lstm_forward(
                         z[0, m, :, e] = factor[gate] * z[0, m, :, e] + b_hh[gate]
         fetch(t + k.AHEAD - 1)
         if PACKED:
-            y += (rows_of(t) - (rows_of(t - 1) if t > 0 else 0)) * H
+            y += (first_row_of(t) - (first_row_of(t - 1) if t > 0 else 0)) * H
 
         if CTAS == 1:
             yield from me.syncthreads()
@@ -728,7 +728,7 @@ def lstm_forward(
             multiply(z[k.CHAINS - 1, 1], w[i + 1][1], b[:, 2], b[:, 3])
             if FINE:
                 b_low = load_matrices(me.load("hidden", source + now * BUFFER + HIDDEN + i * 2 * BLOCK, 16))
-                w_low = me.load("lows", own_low + (2 * i + np.arange(4)[:, None]) * 512, 16)
+                w_low = me.load("lows", low_at + (2 * i + np.arange(4)[:, None]) * 512, 16)
                 for n in range(2):
                     for m in range(2):
                         multiply(z_low[0, m], w[i + n][m], b_low[:, 2 * n], b_low[:, 2 * n + 1])
@@ -759,7 +759,7 @@ def lstm_forward(
 
         turned = [transpose(halves(*h))]
         if FINE:
-            turned.append(transpose(halves(*(rest_of(x, k.LOW_SCALE) for x in h))))
+            turned.append(transpose(halves(*(low_half_times(x, k.LOW_SCALE) for x in h))))
         for part in range(PARTS):
             at = to + after * BUFFER + part * HIDDEN
             if CTAS == 1:
@@ -857,22 +857,22 @@ def lstm_backward(
         return
     rows_before = int(begins[first]) if PACKED else first * B
 
-    def rows_of(t):
+    def first_row_of(t):
         return int(begins[max(t, 0)]) if PACKED else t * B
 
     weights += ((replica * own_weight * CTAS + rank) * WARPS + warp) * TILES * SLICES * 32 + lane
     w = weights[np.arange(TILES * SLICES)[:, None] * 32].reshape(TILES, SLICES, 32, 8)
-    own_low = k.INPUT_BYTES * THREADS + (warp * TILES * SLICES * 32 + lane) * 16
+    low_at = k.INPUT_BYTES * THREADS + (warp * TILES * SLICES * 32 + lane) * 16
     if FINE:
         low += ((replica * own_weight * CTAS + rank) * WARPS + warp) * TILES * SLICES * 32 + lane
         many = np.arange(TILES * SLICES)[:, None]
-        me.store("inputs", own_low + many * 512, low[many * 32])
+        me.store("inputs", low_at + many * 512, low[many * 32])
 
     received, other = warp, WARPS
     me.expect(received, bytes_received(k, 0))
 
-    own_gates, own_cells = 16 * thread, AHEAD * PARTS * 16 * THREADS + 4 * PARTS * thread
-    own_dy = AHEAD * PARTS * 20 * THREADS + 4 * thread
+    gates_at, cells_at = 16 * thread, AHEAD * PARTS * 16 * THREADS + 4 * PARTS * thread
+    dy_at = AHEAD * PARTS * 20 * THREADS + 4 * thread
     many = np.arange(k.INPUT_BYTES // 4)[:, None]
     me.store("inputs", (many * THREADS + thread) * 4, np.zeros((k.INPUT_BYTES // 4, 32, 2)))
     many = np.arange(SLOTS // 4 // THREADS)[:, None]
@@ -899,10 +899,10 @@ def lstm_backward(
     def fetch_dy(s):
         nonlocal dy
         if dy:
-            source = dy + rows_of(end - 1 - s) * H if PACKED else dy
+            source = dy + first_row_of(end - 1 - s) * H if PACKED else dy
             for n in range(2):
                 there = (s < steps) & (s >= joins[n]) & mine[n]
-                at = own_dy + s % 8 * 8 * THREADS + n * 4 * THREADS
+                at = dy_at + s % 8 * 8 * THREADS + n * 4 * THREADS
                 me.copy_later("inputs", at, wide(source.load(n * H, there)[:, None]), there)
             if not PACKED:
                 dy += -state_size
@@ -911,9 +911,9 @@ def lstm_backward(
         nonlocal saved_gates, saved_cells
         there = np.full(32, s < steps)
         for part in range(PARTS):
-            at = own_gates + (s % AHEAD * PARTS + part) * 16 * THREADS
+            at = gates_at + (s % AHEAD * PARTS + part) * 16 * THREADS
             me.copy_later("inputs", at, saved_gates.load(part * 32, there), there)
-        me.copy_later("inputs", own_cells + s % AHEAD * 4 * PARTS * THREADS, two_cells(there), there)
+        me.copy_later("inputs", cells_at + s % AHEAD * 4 * PARTS * THREADS, two_cells(there), there)
         saved_gates += -k.BLOCKS
         saved_cells += -k.BLOCKS
         fetch_dy(s + 3)
@@ -940,11 +940,11 @@ def lstm_backward(
     def exponents(*sizes):
         return np.stack([exponent(np.maximum.reduce([abs(x[n]) for x in sizes])) for n in range(2)], -1)
 
-    def sent_in(place, unset=False):
+    def maxima_of(turn, unset=False):
         e = np.zeros((32, 2))
         for i in range((CTAS * WARPS + 7) // 8):
             there = 8 * i + g < CTAS * WARPS
-            at = place * MAXIMA + (8 * i + g) * 16 + 4 * q
+            at = turn * MAXIMA + (8 * i + g) * 16 + 4 * q
             e = np.fmax(e, me.load("maxima", at, 4, there, unset))
         return e
 
@@ -953,13 +953,13 @@ def lstm_backward(
             a = np.maximum(a, shuffle_xor(a, i))
         return a
 
-    own_maxima = (rank * WARPS + warp) * 16 + 4 * q
+    warp_maxima_at = (rank * WARPS + warp) * 16 + 4 * q
 
     def load_two(s):
         """dy of two steps, from s on, of two rows."""
         two = np.empty((2, 2, 32))
         for i in range(2):
-            at = own_dy + (s + i) % 8 * 8 * THREADS
+            at = dy_at + (s + i) % 8 * 8 * THREADS
             for n in range(2):
                 two[i, n] = me.load_floats("inputs", at + n * 4 * THREADS, 4)[:, 0]
         return two
@@ -968,17 +968,17 @@ def lstm_backward(
         return exponents(two[0], two[1])
 
     me.wait_for_copies(0)
-    here = load_two(0)
+    dy_here = load_two(0)
     will_join = exponents(given_dh, given_dc, largest_dz)
     last_seen = will_join
-    seen = np.maximum(last_seen, np.maximum(exponents_of(here), exponents_of(load_two(2))))
+    seen = np.maximum(last_seen, np.maximum(exponents_of(dy_here), exponents_of(load_two(2))))
     seen = over_lanes(seen)
     yield from me.meet_cluster()
-    me.store_there("maxima", g, own_maxima + 2 * MAXIMA, seen, g < CTAS)
+    me.store_there("maxima", g, warp_maxima_at + 2 * MAXIMA, seen, g < CTAS)
     yield from me.meet_cluster()
-    row_exponents = over_lanes(sent_in(2))
+    row_exponents = over_lanes(maxima_of(2))
 
-    own_slot = 8 * thread
+    slot_at = 8 * thread
     to = (2 * q * ROW + 4 * (warp * 8 + g)) * 2
     source = ((lane % 8) * ROW + 8 * (lane // 8)) * 2
 
@@ -986,9 +986,7 @@ def lstm_backward(
         buffer = s & 1
         if CTAS > 1:
             yield from me.wait(received + other * buffer, s >> 1)
-            parts = [
-                me.load_floats("slots", own_slot + buffer * SLOTS + i * SLOT, 8) for i in range(CTAS - 1)
-            ]
+            parts = [me.load_floats("slots", slot_at + buffer * SLOTS + i * SLOT, 8) for i in range(CTAS - 1)]
             d = 1
             while d < CTAS - 1:
                 for i in range(0, CTAS - 1 - d, 2 * d):
@@ -996,33 +994,33 @@ def lstm_backward(
                 d *= 2
             dh += parts[0].T
 
-    last_row = replica * room + row - rows_before + rows_of(end - 1)
+    last_row = replica * room + row - rows_before + first_row_of(end - 1)
     to_dz, to_low = dz + (last_row * H + unit), FINE and dz_low + (last_row * H + unit)
     to_scale = scales + last_row
-    notes = (unit == 0) & (row < B), (unit == 0) & (row + 1 < B)
-    top = np.zeros(32)
-    coming = here
+    stores_scale = (unit == 0) & (row < B), (unit == 0) & (row + 1 < B)
+    largest_inverse_scale = np.zeros(32)
+    dy_coming = dy_here
     scale, scaled, scaled_low = [None] * 2, [None] * 2, [None] * 2
 
     def run(s):
-        nonlocal part, here, coming, seen, last_seen, row_exponents
+        nonlocal part, dy_here, dy_coming, seen, last_seen, row_exponents
         buffer = s & 1
         tanh_c = np.tanh(c)
         me.wait_for_copies(AHEAD - 2)
         kept = [
-            me.load("inputs", own_gates + (s % AHEAD * PARTS + i) * 16 * THREADS, 16) for i in range(PARTS)
+            me.load("inputs", gates_at + (s % AHEAD * PARTS + i) * 16 * THREADS, 16) for i in range(PARTS)
         ]
-        before = cells_of(me.load("inputs", own_cells + s % AHEAD * 4 * PARTS * THREADS, 4 * PARTS))
-        dy_now = here[buffer]
+        before = cells_of(me.load("inputs", cells_at + s % AHEAD * 4 * PARTS * THREADS, 4 * PARTS))
+        dy_now = dy_here[buffer]
         turn = s // 2 % 2
         if buffer == 0:
-            sent = sent_in(turn ^ 1, unset=s == 0)
-            coming = load_two(s + 2)
-            seen = np.maximum(last_seen, np.maximum(exponents_of(here), exponents_of(coming)))
+            sent = maxima_of(turn ^ 1, unset=s == 0)
+            dy_coming = load_two(s + 2)
+            seen = np.maximum(last_seen, np.maximum(exponents_of(dy_here), exponents_of(dy_coming)))
             seen, sent = over_lanes(seen), over_lanes(sent)
             row_exponents = sent if s > 0 else row_exponents
         else:
-            here = coming
+            dy_here = dy_coming
         dh, through_c, to_gates, forget = np.empty((2, 32)), [], [], []
         for n in range(2):
             if FINE:
@@ -1042,17 +1040,17 @@ def lstm_backward(
         yield from receive(dh, s - 1)
         if buffer == 0:
             if CTAS > 1:
-                me.send("maxima", g, own_maxima + turn * MAXIMA, seen, received, g < CTAS)
+                me.send("maxima", g, warp_maxima_at + turn * MAXIMA, seen, received, g < CTAS)
             else:
-                me.store_there("maxima", g, own_maxima + turn * MAXIMA, seen, g == 0)
+                me.store_there("maxima", g, warp_maxima_at + turn * MAXIMA, seen, g == 0)
         if PACKED:
             for n in range(2):
                 now, early = s == joins[n], s <= joins[n]
                 dh[n] = np.where(early, np.where(now, dy_now[n] + given_dh[n], 0), dh[n])
                 dc[n] = np.where(early, np.where(now, given_dc[n], 0), dc[n])
                 for gate in range(4 * EXTRAPOLATED):
-                    late = np.where(now, given_dz(n, gate), 0)
-                    pending[n, gate] = np.where(early, late, pending[n, gate])
+                    given = np.where(now, given_dz(n, gate), 0)
+                    pending[n, gate] = np.where(early, given, pending[n, gate])
         for n in range(2):
             dc[n] += dh[n] * through_c[n]
             by_dc, by_dh = dc[n] * scale[n], dh[n] * scale[n]
@@ -1068,7 +1066,7 @@ def lstm_backward(
             scaled[n] = halves(*d)
             me.store("gathered", to + buffer * BUFFER + n * ROW * 2, scaled[n])
             if FINE:
-                scaled_low[n] = halves(*(rest_of(x, k.LOW_SCALE) for x in d))
+                scaled_low[n] = halves(*(low_half_times(x, k.LOW_SCALE) for x in d))
                 me.store("gathered", to + buffer * BUFFER + GATHERED + n * ROW * 2, scaled_low[n])
         yield from me.syncthreads()
 
@@ -1084,7 +1082,7 @@ def lstm_backward(
             if FINE:
                 at = source + buffer * BUFFER + GATHERED + n // 2 * 64
                 b_low = load_matrices(me.load("gathered", at, 16))
-                w_low = me.load("inputs", own_low + (np.arange(TILES)[:, None] * SLICES + n) * 512, 16)
+                w_low = me.load("inputs", low_at + (np.arange(TILES)[:, None] * SLICES + n) * 512, 16)
                 for m in range(TILES):
                     multiply(low_sums[m], w[m][n], b_low[:, one], b_low[:, two])
                     multiply(low_sums[m], w_low[m], b[n // 2][:, one], b[n // 2][:, two])
@@ -1098,7 +1096,7 @@ def lstm_backward(
             else:
                 there = (rank + i + 1) % CTAS
                 xy = wide(np.stack([x, y], -1))
-                me.send("slots", there, own_slot + buffer * SLOTS + i * SLOT, xy, received + other * buffer)
+                me.send("slots", there, slot_at + buffer * SLOTS + i * SLOT, xy, received + other * buffer)
 
         last_seen = exponents(dh, dc)
         if PACKED:
@@ -1111,15 +1109,19 @@ def lstm_backward(
             dc[n] *= forget[n]
 
     def put(s):
-        nonlocal to_dz, to_low, to_scale, top
+        nonlocal to_dz, to_low, to_scale, largest_inverse_scale
         for n in range(2):
             now = not PACKED or s >= joins[n]
             to_dz.store(n * H, scaled[n], mine[n] & now)
             if FINE:
                 to_low.store(n * H, scaled_low[n], mine[n] & now)
-            to_scale.store(n, 1 / scale[n], notes[n] & now)
-            top = np.where(notes[n] & now, np.maximum(top, 1 / scale[n]), top)
-        rows_back = rows_of(end - 1 - s) - rows_of(end - 2 - s) if PACKED else B
+            to_scale.store(n, 1 / scale[n], stores_scale[n] & now)
+            largest_inverse_scale = np.where(
+                stores_scale[n] & now,
+                np.maximum(largest_inverse_scale, 1 / scale[n]),
+                largest_inverse_scale,
+            )
+        rows_back = first_row_of(end - 1 - s) - first_row_of(end - 2 - s) if PACKED else B
         to_dz += -rows_back * H
         to_scale += -rows_back
         if FINE:
@@ -1131,14 +1133,14 @@ def lstm_backward(
             break
         put(s)
     put(steps - 1)
-    largest.raise_to(replica, top, top > 0)
+    largest.raise_to(replica, largest_inverse_scale, largest_inverse_scale > 0)
 
     yield from receive(part, steps - 1)
     for n in range(2):
-        late = (joins[n] >= steps) & bool(PACKED)
-        if late.any():
-            pass_given_gradients_on(n, late)
-        store_first_gradients(n, part[n], dc[n], pending[n], ~late)
+        not_joined = (joins[n] >= steps) & bool(PACKED)
+        if not_joined.any():
+            pass_given_gradients_on(n, not_joined)
+        store_first_gradients(n, part[n], dc[n], pending[n], ~not_joined)
 
 
 # ---- pack.cu and weight_gradients.cu, for all threads of a replica at once
@@ -1358,14 +1360,14 @@ def filter_input(
     carried = np.zeros(len(thread))
     at_hand = None
     if decay:
-        total, product = np.zeros(len(thread)), np.ones(len(thread))
+        sum_, product = np.zeros(len(thread)), np.ones(len(thread))
         for s in range(0, length, 8):
             at_hand = inputs, decays = fetch(begin + s)
             for i in range(8):
                 now = (begin + s + i < end) & (s + i < length)
-                total = np.where(now, decays[i] * total + step * inputs[i], total)
+                sum_ = np.where(now, decays[i] * sum_ + step * inputs[i], sum_)
                 product = np.where(now, product * decays[i], product)
-        segment_sums = total.reshape(segments, block_columns)
+        segment_sums = sum_.reshape(segments, block_columns)
         segment_decays = product.reshape(segments, block_columns)
         sums = np.zeros((segments + 1, block_columns))
         for n in range(segments):
@@ -1430,13 +1432,13 @@ def finish_weight_gradients(
     i = i[i < 4 * H * width]
     gate_unit, column = i // width, i % width
     interleaved, d = gate_unit % H * 4 + gate_unit // H, column - H
-    total = np.zeros(len(i))
+    sum_ = np.zeros(len(i))
     for c in range(chunks):
         product = products[((c * R + r) * 4 * H + interleaved) * columns + column]
-        total += product * largest_scales[c * R + r][0]
+        sum_ += product * largest_scales[c * R + r][0]
     inside = (d >= 0) & (d < F)
     if F:
-        total *= np.where(inside, power_below(largest_x.load(r * own_input * F + d, inside)[..., 0]), 1.0)
+        sum_ *= np.where(inside, power_below(largest_x.load(r * own_input * F + d, inside)[..., 0]), 1.0)
     place = r * 4 * H + gate_unit
     for pointer, at, there in (
         (dw_hh, place * H + column, d < 0),
@@ -1445,7 +1447,7 @@ def finish_weight_gradients(
         (db_hh, place, (d >= D) & (d == F)),
     ):
         if pointer:
-            pointer.store(at, total, there)
+            pointer.store(at, sum_, there)
 
 
 def pack_w_ih(i, r, k, w_ih, largest, packed, powers, H, D, columns, fine):

@@ -62,7 +62,7 @@ def test_every_width(features, second):
 
 def test_a_beta_near_one():
     """1 - beta of a float32 would be wrong in the fourth digit."""
-    check(Case(1, beta=0.9999, fades="rows", state=True))
+    check(Case(1, beta=0.9999, decays="rows", state=True))
 
 
 @pytest.mark.parametrize("form", [2, 3])
@@ -115,10 +115,10 @@ def test_timing(T, B, H, features, form, learned, capsys):
     def new(*shape, dtype=torch.float32):
         return torch.randn(*shape, device="cuda").to(dtype)
 
-    fades = torch.full((1, 4 * H) if learned else (T, 1), 0.6, device="cuda")
+    decays = torch.full((1, 4 * H) if learned else (T, 1), 0.6, device="cuda")
     inputs = [
         new(1, T * B, features or 4 * H), new(1, 4 * H, features) if features else None, new(1, 4 * H),
-        None if learned else fades, fades if learned else None, new(1, 4 * H) if learned else None,
+        None if learned else decays, decays if learned else None, new(1, 4 * H) if learned else None,
     ]  # fmt: skip
     kept = new(1, -(-T // SPACING), B, H, form, 4).abs()
     halves = [new(1, T * B, H, 4, dtype=torch.float16) for _ in range(2)]

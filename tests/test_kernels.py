@@ -21,7 +21,6 @@ from momentumrnn.kernels import (
     lstm_backward,
     lstm_by_reference,
     momentum_backward,
-    nvrtc,
     op,
     operands,
 )
@@ -46,7 +45,7 @@ def compiled(file, configurations):
     found = []
     for log in logs:
         shared = [int(n) for n in re.findall(r"(\d+) bytes smem", log)]
-        found.append((nvrtc.resources(log), max(shared, default=0)))
+        found.append((compiling.resources(log), max(shared, default=0)))
     return found
 
 
@@ -638,9 +637,9 @@ def test_filter(machine, T, B, D, packed, rows):
         assert parts[..., columns : columns + further].eq(1).all()
         assert parts[..., columns + further :].eq(0).all()
     # <filter x, z> = <x, filter backwards z>, rows weighed.
-    z, factors, back = normal(2, N, D), normal(2, N).exp(), normal(2, N, D)
-    launcher.filter(z, decay, size._replace(F=D), 0.7, v=back, factors=factors, backwards=True)
-    assert_same((flat(x) * back).sum(), (v[..., :D] * factors[..., None] * z).sum())
+    z, factors, filtered_back = normal(2, N, D), normal(2, N).exp(), normal(2, N, D)
+    launcher.filter(z, decay, size._replace(F=D), 0.7, v=filtered_back, factors=factors, backwards=True)
+    assert_same((flat(x) * filtered_back).sum(), (v[..., :D] * factors[..., None] * z).sum())
 
 
 @pytest.mark.parametrize("features", [2, 14, 16])
@@ -789,9 +788,9 @@ MUTANTS = {
     ),
     "one buffer of dz": ("to + buffer * BUFFER", "to + 0 * BUFFER"),
     "one place of maxima": ("turn = s // 2 % 2", "turn = 0"),
-    "maxima of this step": ("sent_in(turn ^ 1, unset=s == 0)", "sent_in(turn, unset=s == 0)"),
+    "maxima of this step": ("maxima_of(turn ^ 1, unset=s == 0)", "maxima_of(turn, unset=s == 0)"),
     "parts to the wrong CTA": ("there = (rank + i + 1) % CTAS", "there = (rank + i) % CTAS"),
-    "parts to the wrong slot": ("own_slot + buffer * SLOTS + i * SLOT, xy", "own_slot + buffer * SLOTS, xy"),
+    "parts to the wrong slot": ("slot_at + buffer * SLOTS + i * SLOT, xy", "slot_at + buffer * SLOTS, xy"),
     "bytes of the other barrier": ("bytes_received(k, buffer ^ 1)", "bytes_received(k, buffer)"),
     "barrier armed twice": (
         "me.expect(received + other * (buffer ^ 1)",
@@ -836,12 +835,12 @@ OTHERS = {
     "joined a step late": ("s == joins[n], s <= joins[n]", "s == joins[n] + 1, s <= joins[n] + 1"),
     "joins as of all steps": ("end - np.minimum(ends[n], last)", "end - ends[n]"),
     "gradients of those to come lost": (
-        "pass_given_gradients_on(n, late)",
-        "store_first_gradients(n, part[n], dc[n], pending[n], late)",
+        "pass_given_gradients_on(n, not_joined)",
+        "store_first_gradients(n, part[n], dc[n], pending[n], not_joined)",
     ),
     "stored before they join": ("now = not PACKED or s >= joins[n]", "now = True"),
     "dy before its row joins": ("(s < steps) & (s >= joins[n])", "(s < steps)"),
-    "rows of all chunks": ("row - rows_before + rows_of(end - 1)", "row + rows_of(end - 1)"),
+    "rows of all chunks": ("row - rows_before + first_row_of(end - 1)", "row + first_row_of(end - 1)"),
     "each step has as many rows": ("if PACKED else B\n", "if False else B\n"),
     "low dz for dz": ("BUFFER + GATHERED + n * ROW * 2, scaled_low", "BUFFER + n * ROW * 2, scaled_low"),
     "low dz not read": ("buffer * BUFFER + GATHERED + n // 2 * 64", "buffer * BUFFER + n // 2 * 64"),
@@ -850,7 +849,7 @@ OTHERS = {
         "(np.arange(TILES)[:, None] * SLICES + n // 2) * 512",
     ),
     "low dz not stored": ("to_low.store(n * H, scaled_low[n]", "to_low.store(n * H, scaled[n]"),
-    "gates of one row": ("own_gates + (s % AHEAD * PARTS + i) * 16", "own_gates + (s % AHEAD * PARTS) * 16"),
+    "gates of one row": ("gates_at + (s % AHEAD * PARTS + i) * 16", "gates_at + (s % AHEAD * PARTS) * 16"),
     "step of a row": ("self.begins.load(middle, on) <= row", "self.begins.load(middle, on) < row"),
     "filter to the longest's end": ("end = np.minimum(begin + length, steps)", "end = begin + length"),
     "filter from the longest's end": ("steps - 1 - begin", "T - 1 - begin"),

@@ -23,7 +23,7 @@ class Case:
 
     features: int = 1
     form: int = 2  # 1: v alone; 2: over sqrt(n + eps²); 3: over sqrt(n) + eps
-    fades: str = "one"  # the decays: "one" for all rows of a step, of "rows", or "mu" of each channel
+    decays: str = "one"  # the decays: "one" for all rows of a step, of "rows", or "mu" of each channel
     gain: bool = False
     bias: bool = True
     state: bool = False
@@ -49,7 +49,7 @@ class Case:
     @property
     def kind(self):
         """What the kernel is compiled for."""
-        table = self.fades != "mu"
+        table = self.decays != "mu"
         return {
             "FEATURES": self.features, "MOMENTUM_FORM": self.form, "PACKED": int(self.lengths is not None),
             "TABLE": int(table), "LEARNED": int(self.gain or not table), "WRITES_DA": int(self.writes_da),
@@ -91,8 +91,8 @@ def draw(case, seed=0):
         "x": normal("x", T, B, case.features or width),
         "w": normal("w", width, case.features, scale=case.features**-0.5) if case.features else None,
         "b": normal("b", width) if case.bias else None,
-        "decay": None if case.fades == "mu" else torch.rand(T, 1 if case.fades == "one" else B).to(F64),
-        "mu": torch.rand(case.number("mu"), width).to(F64) if case.fades == "mu" else None,
+        "decay": None if case.decays == "mu" else torch.rand(T, 1 if case.decays == "one" else B).to(F64),
+        "mu": torch.rand(case.number("mu"), width).to(F64) if case.decays == "mu" else None,
         "gain": normal("gain", width) if case.gain else None,
         "v0": normal("state", B, width) if case.state else None,
         "n0": normal("state", B, width).square() if case.state and case.second else None,
@@ -247,17 +247,17 @@ def cases():
     shared = (), ("x",), ("w", "b", "state")
     chunks = (0,), (0, 16, 32), (0, 32), (0, 16)
     every = product(FEATURES, (1, 2, 3), ("one", "rows", "mu"), (False, True))
-    for i, (features, form, fades, gain) in enumerate(every):
+    for i, (features, form, decays, gain) in enumerate(every):
         yield Case(
-            features, form, fades, gain,
+            features, form, decays, gain,
             bias=i % 5 != 2, state=i // 7 % 2 == 0, last=i % 7 != 3,
             lengths=ROWS if (i + i // 2) % 2 else None,
             replicas=1 + i % 4 // 2, shared=shared[i % 3 if i % 4 > 1 else 0],
             chunks=chunks[i // 5 % 4], writes_da=i % 4 != 3, fine=i // 3 % 2 == 0,
             channels=1 + (i + i // 6) % 2,
         )  # fmt: skip
-    for fades in "one", "rows", "mu":
-        yield Case(2, fades=fades, gain=True, state=True, lengths=ROWS, replicas=2, shared=("mu", "gain"))
+    for decays in "one", "rows", "mu":
+        yield Case(2, decays=decays, gain=True, state=True, lengths=ROWS, replicas=2, shared=("mu", "gain"))
     yield Case(0, state=True, replicas=3, shared=("x", "b", "state"), lengths=(20,) * 7, T=20)
     yield Case(1, 1, T=1, B=1, H=1, fine=False)
     yield Case(3, T=16, B=33, H=1, fine=False)
@@ -271,7 +271,7 @@ CASES = list(cases())
 
 def name(case):
     flags = [flag.lower() for flag in ("PACKED", "LEARNED") if case.kind[flag]]
-    return "-".join([f"{case.features}-{case.form}", case.fades, *flags])
+    return "-".join([f"{case.features}-{case.form}", case.decays, *flags])
 
 
 # Of flags: a channel's own decays are learned.

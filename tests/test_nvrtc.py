@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import compiling
 import pytest
 import torch
+from compiling import Resources
 
 from momentumrnn.kernels import nvrtc
-from momentumrnn.kernels.nvrtc import Resources
 
 needs_nvrtc = pytest.mark.skipif(bool(nvrtc.missing()), reason=nvrtc.missing())
 
@@ -80,11 +80,14 @@ def compiled(monkeypatch):
 
 @pytest.mark.parametrize("log", [NVCC, NVRTC], ids=["nvcc", "nvrtc"])
 def test_resources(log):
-    assert nvrtc.resources(log) == {"spill": Resources(32, 1648, 1984, 2056), "two": Resources(40, 160, 0, 0)}
+    assert compiling.resources(log) == {
+        "spill": Resources(32, 1648, 1984, 2056),
+        "two": Resources(40, 160, 0, 0),
+    }
     # What a function spills counts for the kernel that calls it.
     log = log.replace(" 0 bytes stack frame, 0 bytes", " 8 bytes stack frame, 4 bytes")
-    assert nvrtc.resources(log)["two"] == Resources(40, 168, 4, 0)
-    assert nvrtc.resources("") == {}
+    assert compiling.resources(log)["two"] == Resources(40, 168, 4, 0)
+    assert compiling.resources("") == {}
 
 
 def test_missing_says_what_to_install(monkeypatch):
@@ -288,7 +291,6 @@ def driver(monkeypatch):
 def test_launch(driver, device, lost):
     """On the current stream, and in the device's context where that isn't current; nothing waits."""
     kernel = nvrtc.Kernel("add", device, ADD, 11, 22)
-    assert (kernel.registers, kernel.local_bytes) == (40, 0)
     driver.calls.clear()
     driver.lost = lost
     kernel((3, 2, 1), 256, {"n": 5, "x": None}, shared=48 * 1024)
@@ -387,7 +389,7 @@ def test_a_real_report(compiler):
     if compiler == "nvcc" and shutil.which("nvcc") is None:
         pytest.skip("there is no nvcc")
     compile = compiling.compile if compiler == "nvrtc" else compiling.with_nvcc
-    found = nvrtc.resources(compile(SOURCE, "sm_90", {"BIAS": 2}))
+    found = compiling.resources(compile(SOURCE, "sm_90", {"BIAS": 2}))
     assert set(found) == {"add", "reverse", "crowded"}
     assert found["add"][1:] == (0, 0, 0)
     assert 0 < found["add"].registers <= 32
@@ -453,10 +455,7 @@ def test_gpu_shared(kernel):
 
 
 @on_gpu
-def test_gpu_resources(kernel):
-    assert kernel("add").local_bytes == 0
-    assert kernel("crowded").registers <= 32
-    assert kernel("crowded").local_bytes > 0
+def test_gpu_unknown_kernel(kernel):
     with pytest.raises(LookupError, match="no kernel subtract"):
         kernel("subtract")
 

@@ -358,7 +358,7 @@ def test_the_kernel_compiles():
                 )
             except LookupError as error:
                 pytest.skip(str(error))
-            taken = nvrtc.resources(log)["lstm_step"]
+            taken = compiling.resources(log)["lstm_step"]
             assert taken[1:] == (0, 0, 0)
             assert taken.registers * lstm_step.THREADS <= 65536
 

@@ -23,7 +23,7 @@ from .chunked_steps import Piece, Steps, steps_of
 from .stack import Network, Result
 from .time_chunks import Scratch, Track, chunks, last_rows, rows_of
 
-# Under a momentum, the forward of a training step saves W x + b_ih if it has at least so many features. With
+# Under a momentum, the forward of a training step saves W x + b_ih if x has at least so many features. With
 # fewer the backward computes it again.
 MIN_FEATURES_TO_SAVE_GATE_INPUTS = 64
 

@@ -203,7 +203,7 @@ def _momentum_inputs(
     moments: MomentumState | None,
     sign: float,
 ) -> dict[str, Any] | None:
-    """The momentum as inputs of the operator, or None if autograd or vmap must follow its decays.
+    """The momentum as inputs of the operator, or None if it can't take the decays: see `_untracked_decays`.
 
     sign: a factor on the drive. It is applied to v, also to that of the state, and not to n.
     """
@@ -255,7 +255,10 @@ def _drive_by_torch(
 def _untracked_decays(
     momentum: Momentum, steps: int, x: Tensor, like: Tensor, moments: MomentumState | None
 ) -> Tensor | None:
-    """The decay of each step, (T, 1) or (T, B), or None if it may have a gradient or vmap's axis."""
+    """The decay of each step, (T, 1) or (T, B).
+
+    None if gate rows differ, or if it may have a gradient or vmap's axis.
+    """
     if type(momentum) in MOMENTA and moments is None and not tensor_fields(momentum):
         return _decays_from_table(momentum, steps, x)
     if transforms_active() and type(momentum) not in MOMENTA:

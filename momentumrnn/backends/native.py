@@ -139,7 +139,10 @@ def _layer_in_gate_space(
         drive = reference.through_u(net, drive, packed_v, packed_n, w.hh)
     recur = reference.recur if w.hr is not None or exporting() else chunked.recur
     y, final, _ = recur(drive, sizes, w, Network(net.cell, None, [w]), hidden, None)
-    return y, final, moments and _moments_at_end(v, n, moments.k, sizes)
+    if moments is None:
+        return y, final, None
+    k = moments.k + lengths(sizes, x.device)
+    return y, final, MomentumState(at_last_steps(v, sizes), at_last_steps(n, sizes), k)
 
 
 def _drive_in_chunks(net: Network, w: Weights, momentum: Momentum) -> bool:
@@ -149,42 +152,38 @@ def _drive_in_chunks(net: Network, w: Weights, momentum: Momentum) -> bool:
     return by_numbers and on_cpu and w.hr is None and not net.factored and not exporting()
 
 
-def _moments_at_end(v: Tensor, n: Tensor, k: Tensor, sizes: Sequence[int]) -> MomentumState:
-    """The state of each row after its own last step, from v and n after every step, (T, B, G)."""
-    return MomentumState(at_last_steps(v, sizes), at_last_steps(n, sizes), k + lengths(sizes, v.device))
-
-
 def _filter(
     x: Tensor, sizes: Sequence[int], w: Weights, momentum: Momentum, moments: MomentumState | None
 ) -> tuple[Tensor, Weights, MomentumState | None]:
     """The filtered input, the weights that go with it, and the moments at the end."""
-    z, weight = pad(x, sizes).to(moments_dtype(x.dtype)), w.ih
+    padded, weight = pad(x, sizes).to(moments_dtype(x.dtype)), w.ih
     if w.b_ih is not None:
-        z = torch.cat([z, z.new_ones(*z.shape[:2], 1)], -1)
+        padded = torch.cat([padded, padded.new_ones(*padded.shape[:2], 1)], -1)
         weight = torch.cat([weight, w.b_ih.unsqueeze(-1)], -1)
-    decay = momentum.decays(step_indices(moments and moments.k, len(z), z.device), z)
-    columns, after = scan(decay, momentum.scaled(z)), None
+    decay = momentum.decays(step_indices(moments and moments.k, len(padded), x.device), padded)
+    columns, after = scan(decay, momentum.scaled(padded)), None
     if moments is not None:
-        v_0, fade = moments.v, decay.cumprod(0)
-        last, last_fade, k = _moments_at_end(columns, fade, moments.k, sizes)
-        after = MomentumState(linear(last, weight.to(last.dtype)) + last_fade * v_0, moments.n, k)
-        blocks = _columns_of_v_0(fade, cast_in_range(v_0, x.dtype))
+        v_0, f = moments.v, decay.cumprod(0)  # f: what is left of v_0, see docs/maths.md, section 2
+        last, last_f = at_last_steps(columns, sizes), at_last_steps(f, sizes)
+        last_v = linear(last, weight.to(last.dtype)) + last_f * v_0
+        after = MomentumState(last_v, moments.n, moments.k + lengths(sizes, x.device))
+        blocks = _columns_of_v_0(f, cast_in_range(v_0, x.dtype))
         columns = torch.cat([columns, *(block for block, _ in blocks)], -1)
         weight = torch.cat([weight, *(w_0.to(weight.dtype) for _, w_0 in blocks)], -1)
     return cast_in_range(pack(columns, sizes), x.dtype), w._replace(ih=weight, b_ih=None), after
 
 
-def _columns_of_v_0(fade: Tensor, v_0: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """fade v_0, (T, B, G), as columns and their weights: G columns, or B and one more if these are fewer."""
+def _columns_of_v_0(f: Tensor, v_0: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """f v_0, (T, B, G), as columns and their weights: G columns if B > G, else B and one more."""
     rows, gates = v_0.shape
     identity = torch.eye(min(rows, gates), dtype=v_0.dtype, device=v_0.device)
     if gates < rows:
-        return [(fade * v_0, identity)]
+        return [(f * v_0, identity)]
     # v_0 of row i is the weight of column i, which is 0 in all other rows. But 0 times nan is nan. So entries
     # that are not finite become 0 here, and one more column makes their own row nan.
     finite = v_0.isfinite()
-    nan_rows = (v_0 - v_0).sum(-1, keepdim=True).detach().expand(len(fade), -1, 1)
-    return [(fade * identity, v_0.where(finite, 0).T), (nan_rows, v_0.new_ones(gates, 1))]
+    nan_rows = (v_0 - v_0).sum(-1, keepdim=True).detach().expand(len(f), -1, 1)
+    return [(f * identity, v_0.where(finite, 0).T), (nan_rows, v_0.new_ones(gates, 1))]
 
 
 def _torch_layers(

@@ -72,12 +72,12 @@ def _rounds(timers: Mapping[str, Callable[[float], float]], repeats: int) -> dic
     return times
 
 
-def seconds_per_call(contender: Contender, action: Action, least: float) -> float:
-    """Seconds of a call, over calls that take `least` seconds: their mean on a CPU, their median on a GPU."""
+def seconds_per_call(contender: Contender, action: Action, min_seconds: float) -> float:
+    """Seconds of a call, over calls that take at least `min_seconds`: the mean, on a GPU the median."""
     clear, spent, calls = contender.module.zero_grad, 0.0, 0
     if contender.x.is_cuda:
-        return gpu_seconds(partial(action, contender), least, clear)
-    while calls == 0 or spent < least:
+        return gpu_seconds(partial(action, contender), min_seconds, clear)
+    while calls == 0 or spent < min_seconds:
         clear()
         started = time.perf_counter()
         action(contender)
@@ -87,13 +87,15 @@ def seconds_per_call(contender: Contender, action: Action, least: float) -> floa
     return spent / calls
 
 
-def gpu_seconds(call: Callable[[], object], least: float, clear: Callable[[], None] = lambda: None) -> float:
-    """The median of the GPU's seconds for a call, over calls that take `least` seconds.
+def gpu_seconds(
+    call: Callable[[], object], min_seconds: float, clear: Callable[[], None] = lambda: None
+) -> float:
+    """The median of the GPU's seconds for a call, over calls that take at least `min_seconds`.
 
     Calls are queued, as in training. The time to launch them counts only where the GPU waits for it.
     """
     times: list[float] = []
-    while not times or sum(times) < least:
+    while not times or sum(times) < min_seconds:
         events = []
         for _ in range(10 if times else 1):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]

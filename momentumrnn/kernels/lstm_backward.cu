@@ -18,9 +18,10 @@
 // the largest. If dz outgrows a half all the same, it becomes inf, never a wrong number.
 //
 // FINE, PACKED, EXTRAPOLATED: as in the forward pass. FINE: gates and c are saved in float32, and dz is two halves, high +
-// low / 2048, as Uᵀ is. PACKED: a row has no gradient until its own last step, at which it joins: there the given dh and dc
-// are added. If that step is not in this launch, they are passed on. EXTRAPOLATED: with dg the gradients of the gates, dz
-// gets (1 + mu) dg, and dz of the step before gets -mu dg.
+// low / 2048, as Uᵀ is. PACKED: a row joins at its own last step. There the given dh and dc are added, and at later steps the
+// row has no gradient. If the row's last step comes after the steps of this launch, it joins at the first step of this pass.
+// If it comes before them, the given gradients are passed on. EXTRAPOLATED: with dg the gradients of the gates, dz gets
+// (1 + mu) dg, and dz of the step before gets -mu dg.
 //
 // Compiled for CTAS = 1 to 8; FINE, PACKED, EXTRAPOLATED = 0 or 1. For the weights' gradients `dz` and `scales` are enough:
 // see `pack_gradient_operand`.
@@ -40,7 +41,7 @@ constexpr u32 SLOTS = (CTAS > 1 ? CTAS - 1 : 1) * SLOT;
 constexpr u32 MAXIMA = CTAS * WARPS * 16;    // bytes: 8 exponents from each warp of the cluster
 // Bytes that a warp receives in a step. Even steps, of buffer 0, bring the maxima as well.
 __device__ inline u32 bytes_received(u32 buffer) { return (CTAS - 1) * 256 + (buffer == 0 ? CTAS * 16 : 0); }
-constexpr int AHEAD = 4 / PARTS;         // steps for which gates and cells are on their way; dy is 3 more ahead
+constexpr int AHEAD = 4 / PARTS;         // steps whose gates and cells have room; dy is 3 steps further ahead
 // PARTS (16 bytes of gates and 4 of cells) for AHEAD steps, and 8 of dy for 8 steps.
 static_assert(INPUT_BYTES == AHEAD * PARTS * 20 + 8 * 8, "INPUT_BYTES of common.cu are those of the inputs on their way");
 constexpr bool BY_TWO = CTAS < 7 || FINE + PACKED == 0;  // whether even and odd steps are compiled apart
@@ -74,7 +75,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
                   float *__restrict__ first_dz,           // (R, B, 4, H)
                   const int *__restrict__ begins, const int *__restrict__ lengths, const int *__restrict__ starts,
                   int T, int first, int last, int B, int H, int N, int tile_steps, int room, int every,
-                  // room: rows for which a chunk has memory; own_*: 1, or 0 if all replicas share one
+                  // room: rows for which a chunk has memory; own_weight, own_j: 1, or 0 if all replicas share one
                   int own_weight, int own_j) {
   __shared__ __align__(128) unsigned char gathered[2 * BUFFER];
   __shared__ __align__(128) unsigned char slots[2 * SLOTS];
@@ -92,7 +93,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   const int end = min(last, length), steps = end - first;
   // The step of this pass at which the gradients of a row begin.
   const int joins[2] = {end - min(ends[0], last), end - min(ends[1], last)};
-  // What the step before this one, the next of this pass, adds to dz: -mu dg, or the given last_dz. Only if EXTRAPOLATED.
+  // What the next step of this pass adds to its dz: -mu dg of this step, or at first the given last_dz. Only if EXTRAPOLATED.
   float pending[2][4] = {};
   const size_t gates_place = ((size_t)replica * B + row) * 4 * H + unit;
   auto given_dh = [&](int n) { return mine[n] && last_dh ? last_dh[place + n * H] : 0.f; };
@@ -114,9 +115,9 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     pass_given_gradients_on(1);
     return;
   }
-  // The first row of step `first`, and of any step t, in the batch's list of rows.
+  // The first row of step `first`, and of any step, in the batch's list of rows.
   const int rows_before = PACKED ? begins[first] : first * B;
-  auto rows_of = [&](int t) { return (size_t)(PACKED ? begins[t < 0 ? 0 : t] : t * B); };
+  auto first_row_of = [&](int t) { return (size_t)(PACKED ? begins[t < 0 ? 0 : t] : t * B); };
 
   // Uᵀ stays in registers for the whole pass. Tile m has 8 units of CTA rank + 2 m + 1 and 8 of CTA rank + 2 m + 2,
   // modulo CTAS.
@@ -126,10 +127,10 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   for (int m = 0; m < TILES; m++)
 #pragma unroll
     for (int k = 0; k < SLICES; k++) w[m][k] = weights[(m * SLICES + k) * 32];
-  const u32 own_low = shared_address(inputs) + INPUT_BYTES * THREADS + (warp * TILES * SLICES * 32 + lane) * 16;
+  const u32 low_at = shared_address(inputs) + INPUT_BYTES * THREADS + (warp * TILES * SLICES * 32 + lane) * 16;
   if (FINE) {
     low += (((size_t)replica * own_weight * CTAS + rank) * WARPS + warp) * TILES * SLICES * 32 + lane;
-    for (int i = 0; i < TILES * SLICES; i++) store(own_low + i * 512, low[i * 32]);
+    for (int i = 0; i < TILES * SLICES; i++) store(low_at + i * 512, low[i * 32]);
   }
 
   // The parts of step s arrive on barrier s % 2; the other barrier is 8 WARPS bytes further. Before the first step they are
@@ -143,9 +144,9 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   }
 
   // Inputs on their way: gates 16 bytes a thread, cells 4, FINE twice that; dy two times 4.
-  const u32 own_gates = shared_address(inputs) + 16 * thread;
-  const u32 own_cells = shared_address(inputs) + AHEAD * PARTS * 16 * THREADS + 4 * PARTS * thread;
-  const u32 own_dy = shared_address(inputs) + AHEAD * PARTS * 20 * THREADS + 4 * thread;
+  const u32 gates_at = shared_address(inputs) + 16 * thread;
+  const u32 cells_at = shared_address(inputs) + AHEAD * PARTS * 16 * THREADS + 4 * PARTS * thread;
+  const u32 dy_at = shared_address(inputs) + AHEAD * PARTS * 20 * THREADS + 4 * thread;
   for (int i = 0; i < INPUT_BYTES / 4; i++) store(shared_address(inputs) + (i * THREADS + thread) * 4, 0);
   for (int i = 0; i < SLOTS / 4 / THREADS; i++) store(shared_address(slots) + SLOTS + (i * THREADS + thread) * 4, 0);
   __syncthreads();
@@ -159,16 +160,16 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   const bool wanted[2] = {dy && mine[0], dy && mine[1]};
   dy += (size_t)replica * N * H + (size_t)row * H + unit + (PACKED ? 0 : (end - 1) * state_size);
   auto fetch_dy = [&](int s) {
-    const float *from = PACKED ? dy + rows_of(end - 1 - s) * H : dy;
-    copy_later<4>(own_dy + s % 8 * 8 * THREADS, from, s < steps && s >= joins[0] && wanted[0]);
-    copy_later<4>(own_dy + s % 8 * 8 * THREADS + 4 * THREADS, from + H, s < steps && s >= joins[1] && wanted[1]);
+    const float *from = PACKED ? dy + first_row_of(end - 1 - s) * H : dy;
+    copy_later<4>(dy_at + s % 8 * 8 * THREADS, from, s < steps && s >= joins[0] && wanted[0]);
+    copy_later<4>(dy_at + s % 8 * 8 * THREADS + 4 * THREADS, from + H, s < steps && s >= joins[1] && wanted[1]);
     if (!PACKED) dy -= state_size;
   };
   auto fetch = [&](int s) {
 #pragma unroll
     for (int part = 0; part < PARTS; part++)
-      copy_later<16>(own_gates + (s % AHEAD * PARTS + part) * 16 * THREADS, saved_gates + part * 32, s < steps);
-    copy_later<4 * PARTS>(own_cells + s % AHEAD * 4 * PARTS * THREADS, saved_cells, s < steps);
+      copy_later<16>(gates_at + (s % AHEAD * PARTS + part) * 16 * THREADS, saved_gates + part * 32, s < steps);
+    copy_later<4 * PARTS>(cells_at + s % AHEAD * 4 * PARTS * THREADS, saved_cells, s < steps);
     saved_gates -= BLOCKS;
     saved_cells -= BLOCKS;
     fetch_dy(s + 3);
@@ -197,14 +198,14 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   // The largest exponents of two rows, in one register: of this thread, of its warp, of the cluster.
   const u32 maxima_at = shared_address(maxima);
   auto exponents = [](u32 size0, u32 size1) { return size0 >> 23 | size1 >> 23 << 16; };
-  auto sent_in = [&](u32 place) {
+  auto maxima_of = [&](u32 turn) {
     u32 e = 0;
 #pragma unroll
     for (int i = 0; i < (CTAS * WARPS + 7) / 8; i++)
-      if (8 * i + g < CTAS * WARPS) e = larger_of_each(e, load(maxima_at + place * MAXIMA + (8 * i + g) * 16 + 4 * q));
+      if (8 * i + g < CTAS * WARPS) e = larger_of_each(e, load(maxima_at + turn * MAXIMA + (8 * i + g) * 16 + 4 * q));
     return e;
   };
-  auto over_lanes = [](u32 &a, u32 &b) {  // of this q, both at once
+  auto over_lanes = [](u32 &a, u32 &b) {  // over the lanes of this q, for a and b at once
 #pragma unroll
     for (int i = 4; i < 32; i *= 2) {
       const u32 other_a = __shfl_xor_sync(~0u, a, i), other_b = __shfl_xor_sync(~0u, b, i);
@@ -212,45 +213,45 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
       b = larger_of_each(b, other_b);
     }
   };
-  const u32 own_maxima = maxima_at + (rank * WARPS + warp) * 16 + 4 * q;
+  const u32 warp_maxima_at = maxima_at + (rank * WARPS + warp) * 16 + 4 * q;
   const u32 maxima_window = on_cta(maxima_at, g < CTAS ? g : 0) - maxima_at;  // lane 4 g + q sends to CTA g
 
   // dy of two steps, from s on, of two rows.
-  struct Two {
+  struct TwoSteps {
     float dy[2][2];
   };
   auto load_two = [&](int s) {
-    Two two;
+    TwoSteps two;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      const u32 at = own_dy + (s + i) % 8 * 8 * THREADS;
+      const u32 at = dy_at + (s + i) % 8 * 8 * THREADS;
       two.dy[i][0] = load_float(at), two.dy[i][1] = load_float(at + 4 * THREADS);
     }
     return two;
   };
-  auto exponents_of = [&](const Two &two) {
+  auto exponents_of = [&](const TwoSteps &two) {
     return exponents(max(size_of(two.dy[0][0]), size_of(two.dy[1][0])), max(size_of(two.dy[0][1]), size_of(two.dy[1][1])));
   };
   wait_for_copies<0>();
-  Two here = load_two(0);
+  TwoSteps dy_here = load_two(0);
   // The scale of a row allows for its given gradients from the first step on. Until they join, the row has no other
   // gradient that could lose bits.
   const u32 will_join = exponents(max(max(size_of(given_dh(0)), size_of(given_dc(0))), largest_dz[0]),
                                   max(max(size_of(given_dh(1)), size_of(given_dc(1))), largest_dz[1]));
   u32 last_seen = will_join;
-  u32 seen = larger_of_each(last_seen, larger_of_each(exponents_of(here), exponents_of(load_two(2)))), row_exponents = 0;
+  u32 seen = larger_of_each(last_seen, larger_of_each(exponents_of(dy_here), exponents_of(load_two(2)))), row_exponents = 0;
   over_lanes(seen, row_exponents);
   meet_cluster();  // all barriers are there, and all memory is
-  if (g < CTAS) store_there(own_maxima + 2 * MAXIMA + maxima_window, seen);
+  if (g < CTAS) store_there(warp_maxima_at + 2 * MAXIMA + maxima_window, seen);
   meet_cluster();
-  row_exponents = sent_in(2);
+  row_exponents = maxima_of(2);
   over_lanes(seen, row_exponents);
 
   // Where the parts go: to the slot of this thread in each other CTA.
-  const u32 own_slot = shared_address(slots) + 8 * thread;
+  const u32 slot_at = shared_address(slots) + 8 * thread;
   u32 window[CTAS > 1 ? CTAS - 1 : 1];
 #pragma unroll
-  for (int i = 0; i < CTAS - 1; i++) window[i] = on_cta(own_slot, (rank + i + 1) % CTAS) - own_slot;
+  for (int i = 0; i < CTAS - 1; i++) window[i] = on_cta(slot_at, (rank + i + 1) % CTAS) - slot_at;
   const u32 to = shared_address(gathered) + (2 * q * ROW + 4 * (warp * 8 + g)) * 2;
   const u32 from = shared_address(gathered) + ((lane % 8) * ROW + 8 * (lane / 8)) * 2;
 
@@ -260,7 +261,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
       wait(received + other * buffer, s >> 1 & 1);
       float2 parts[CTAS > 1 ? CTAS - 1 : 1];
 #pragma unroll
-      for (int i = 0; i < CTAS - 1; i++) parts[i] = load_floats(own_slot + buffer * SLOTS + i * SLOT);
+      for (int i = 0; i < CTAS - 1; i++) parts[i] = load_floats(slot_at + buffer * SLOTS + i * SLOT);
 #pragma unroll
       for (int d = 1; d < CTAS - 1; d *= 2)
 #pragma unroll
@@ -271,12 +272,12 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   };
 
   // This row's place in the step that comes next; pointers, since indices cost more in the loop.
-  const size_t own_row = (size_t)replica * room + row - rows_before, last_row = own_row + rows_of(end - 1);
+  const size_t last_row = (size_t)replica * room + row - rows_before + first_row_of(end - 1);
   uint2 *to_dz = dz + last_row * H + unit, *to_low = dz_low + last_row * H + unit;
   float *to_scale = scales + last_row;
-  const bool notes[2] = {unit == 0 && row < B, unit == 0 && row + 1 < B};
-  u32 top = 0;
-  Two coming = here;
+  const bool stores_scale[2] = {unit == 0 && row < B, unit == 0 && row + 1 < B};
+  u32 largest_inverse_scale = 0;
+  TwoSteps dy_coming = dy_here;
   float scale[2];
   uint2 scaled[2], scaled_low[2];
 
@@ -288,19 +289,19 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     wait_for_copies<AHEAD - 2>();
     uint4 saved[PARTS];
 #pragma unroll
-    for (int i = 0; i < PARTS; i++) saved[i] = load_four(own_gates + (s % AHEAD * PARTS + i) * 16 * THREADS);
-    const u32 at_cells = own_cells + s % AHEAD * 4 * PARTS * THREADS;
-    const float2 before = FINE ? load_floats(at_cells) : floats_of(load(at_cells));
-    const float dy_now[2] = {buffer ? here.dy[1][0] : here.dy[0][0], buffer ? here.dy[1][1] : here.dy[0][1]};
+    for (int i = 0; i < PARTS; i++) saved[i] = load_four(gates_at + (s % AHEAD * PARTS + i) * 16 * THREADS);
+    const u32 cells_of_step = cells_at + s % AHEAD * 4 * PARTS * THREADS;
+    const float2 before = FINE ? load_floats(cells_of_step) : floats_of(load(cells_of_step));
+    const float dy_now[2] = {buffer ? dy_here.dy[1][0] : dy_here.dy[0][0], buffer ? dy_here.dy[1][1] : dy_here.dy[0][1]};
     const u32 turn = s / 2 % 2;  // for the maxima of this step
     if (buffer == 0) {
-      u32 sent = sent_in(turn ^ 1);  // in step s - 2
-      coming = load_two(s + 2);
-      seen = larger_of_each(last_seen, larger_of_each(exponents_of(here), exponents_of(coming)));
+      u32 sent = maxima_of(turn ^ 1);  // in step s - 2
+      dy_coming = load_two(s + 2);
+      seen = larger_of_each(last_seen, larger_of_each(exponents_of(dy_here), exponents_of(dy_coming)));
       over_lanes(seen, sent);
       row_exponents = s > 0 ? sent : row_exponents;
     } else {
-      here = coming;
+      dy_here = dy_coming;
     }
     float dh[2], through_c[2], to_i[2], to_f[2], to_g[2], to_o[2], forget[2];
 #pragma unroll
@@ -331,9 +332,9 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     receive(dh, s - 1);
     if (buffer == 0) {
       if (CTAS > 1)
-        send(own_maxima + turn * MAXIMA + maxima_window, seen, received + maxima_window, g < CTAS);
+        send(warp_maxima_at + turn * MAXIMA + maxima_window, seen, received + maxima_window, g < CTAS);
       else if (g == 0)
-        store(own_maxima + turn * MAXIMA, seen);
+        store(warp_maxima_at + turn * MAXIMA, seen);
     }
     // Discard what was computed after the last step of a row; its gradient begins here.
     if (PACKED)
@@ -392,7 +393,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
         for (int m = 0; m < TILES; m++) {
           float(&more)[4] = low_sums[FINE ? m : 0];
           multiply_halves(more, w[m][k], first_of(b_low, k), second_of(b_low, k));
-          multiply_halves(more, load_four(own_low + (m * SLICES + k) * 512), first_of(b[k / 2], k), second_of(b[k / 2], k));
+          multiply_halves(more, load_four(low_at + (m * SLICES + k) * 512), first_of(b[k / 2], k), second_of(b[k / 2], k));
         }
       }
     }
@@ -414,13 +415,13 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
       if (i == CTAS - 1)
         part[0] = x, part[1] = y;
       else
-        send(own_slot + buffer * SLOTS + i * SLOT + window[i], x, y, received + other * buffer + window[i]);
+        send(slot_at + buffer * SLOTS + i * SLOT + window[i], x, y, received + other * buffer + window[i]);
     }
 
     last_seen = exponents(max(size_of(dh[0]), size_of(dc[0])), max(size_of(dh[1]), size_of(dc[1])));
     if (PACKED) {
-      // Before the step at which a row joins, its given gradients alone set its scale; in that step dh and dc do so, too;
-      // later dh and dc alone.
+      // What counts beside dy: before the step at which a row joins, its given gradients; in that step these, dh and dc; later
+      // dh and dc.
       const u32 counts_given = (s <= joins[0] ? 0xffff : 0) | (s <= joins[1] ? 0xffff0000 : 0);
       const u32 counts_only_given = (s < joins[0] ? 0xffff : 0) | (s < joins[1] ? 0xffff0000 : 0);
       last_seen = larger_of_each(last_seen & ~counts_only_given, will_join & counts_given);
@@ -438,16 +439,16 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
         to_dz[n * H] = scaled[n];
         if (FINE) to_low[n * H] = scaled_low[n];
       }
-      if (notes[n] && now) {
+      if (stores_scale[n] && now) {
         to_scale[n] = inverse(scale[n]);
-        top = max(top, __float_as_uint(inverse(scale[n])));
+        largest_inverse_scale = max(largest_inverse_scale, __float_as_uint(inverse(scale[n])));
       }
     }
-    const size_t rows_back = PACKED ? rows_of(end - 1 - s) - rows_of(end - 2 - s) : B;
-    const size_t back = PACKED ? rows_back * H : state_size;
-    to_dz -= back;
+    const size_t rows_back = PACKED ? first_row_of(end - 1 - s) - first_row_of(end - 2 - s) : B;
+    const size_t elements_back = PACKED ? rows_back * H : state_size;
+    to_dz -= elements_back;
     to_scale -= rows_back;
-    if (FINE) to_low -= back;
+    if (FINE) to_low -= elements_back;
   };
   auto goes_on = [&](int s, u32 buffer) {
     run(s, buffer);
@@ -459,7 +460,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   for (int s = 0; goes_on(s, BY_TWO ? 0 : s & 1); s++)
     if (BY_TWO && !goes_on(++s, 1)) break;
   put(steps - 1);
-  if (top) atomicMax(largest + replica, top);
+  if (largest_inverse_scale) atomicMax(largest + replica, largest_inverse_scale);
 
   receive(part, steps - 1);  // nobody leaves while others may still write here
 #pragma unroll

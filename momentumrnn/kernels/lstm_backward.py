@@ -105,7 +105,7 @@ def _backward(
     if momentum_backward is not None:
         (dw[0], dw[2]), of_momentum = momentum_backward.gradients()
     shaped_dx = None if dx is None else dx.view(size.R, *shape_of_x[1:])
-    all_gradients = [shaped_dx, *dw, *recurrence.states[-1], *of_momentum]
+    all_gradients = [shaped_dx, *dw, *recurrence.state_gradients[-1], *of_momentum]
     return tuple(
         inputs.x.new_empty(0) if d is None or t is None or not need else _summed_if_shared(t, d)
         for t, d, need in zip(inputs.tensors, all_gradients, needs, strict=True)
@@ -113,7 +113,7 @@ def _backward(
 
 
 def _finished_chunks(chunks: "Chunks", recurrence: "Recurrence", overlap: Overlap | None) -> Iterator[int]:
-    """Each chunk, once its recurrence is done. With overlap, those of the next two run meanwhile."""
+    """Each chunk, once its recurrence is done. With overlap, that of the next one runs meanwhile."""
     for k in range(len(chunks)):
         if overlap is None:
             recurrence(k)
@@ -125,7 +125,7 @@ def _finished_chunks(chunks: "Chunks", recurrence: "Recurrence", overlap: Overla
 
 
 def _summed_if_shared(tensor: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient of a tensor, (R, ...): (1, ...), the sum over all replicas, if these share the tensor."""
+    """The gradient of a tensor, from those of R replicas: their sum, (1, ...), if they share the tensor."""
     return gradient.sum(0, keepdim=True) if tensor.size(0) < gradient.size(0) else gradient
 
 
@@ -162,7 +162,7 @@ def chunk_length(size: Sizes, in_gate_space: bool, fine: bool, overlapped: bool)
 class Recurrence:
     """The gradients dz of the gates: `recurrence(k)` launches chunk k, which fills `dz(k)` and `scales[k]`.
 
-    states: the gradients of the state at the end, then before each chunk.
+    state_gradients: those of the state at the end, then of the state before each chunk.
     """
 
     def __init__(
@@ -193,10 +193,10 @@ class Recurrence:
         self.scales = inputs.x.new_empty(count, R, chunks.room).unbind()
         self.all_largest = torch.zeros(count, R, dtype=torch.int32, device=inputs.x.device)
         self.largest = self.all_largest.unbind()  # of the scales of each chunk
-        self.states: list[tuple[Tensor | None, Tensor | None, Tensor | None]] = [last]
+        self.state_gradients: list[tuple[Tensor | None, Tensor | None, Tensor | None]] = [last]
         for _ in range(count):
-            z = inputs.x.new_empty(R, B, 4 * H) if inputs.z0 is not None else None
-            self.states.append((inputs.x.new_empty(R, B, H), inputs.x.new_empty(R, B, H), z))
+            dz = inputs.x.new_empty(R, B, 4 * H) if inputs.z0 is not None else None
+            self.state_gradients.append((inputs.x.new_empty(R, B, H), inputs.x.new_empty(R, B, H), dz))
         C = cluster_size(H)
         defines = launch.lstm_defines(inputs)
         self.kernel = launch.kernel("lstm_backward", inputs.x.device.index, CTAS=C, **defines)
@@ -226,7 +226,7 @@ class Recurrence:
         R, T, B, N, H, _, _, tile_steps = self.size
         first, last = self.chunks.steps(k)
         high, low = self.dz(k)
-        (last_dh, last_dc, last_dz), (first_dh, first_dc, first_dz) = self.states[k : k + 2]
+        (last_dh, last_dc, last_dz), (first_dh, first_dc, first_dz) = self.state_gradients[k : k + 2]
         begins, lengths, starts = launcher.rows
         self.kernel(
             (cluster_size(H) * -(-B // TILE), R, 1),
@@ -262,7 +262,7 @@ class WeightGradients:
         self.recurrence, self.y = recurrence, y
         reads_x = inputs.w_ih is not None and not inputs.in_gate_space
         self.features = 0 if inputs.in_gate_space else size.F
-        # If the drive was given, or for a momentum in gate space, the kernel reads neither.
+        # Without features the kernel reads neither: the drive was given, or the momentum is in gate space.
         self.x, self.largest_x = filtered_input(launcher, inputs, size) if reads_x else (inputs.x, inputs.x)
         self.columns = _padded(size.H + self.features + 1)
         zeros_or_empty = torch.zeros if inputs.fine else torch.empty
@@ -336,7 +336,7 @@ class InputGradient:
         )  # fmt: skip
 
     def finish(self) -> None:
-        """Filter the products of all chunks, latest first, backwards in time."""
+        """Join the products of all chunks, of which the first is the last in time; filter them backwards."""
         if self.weights is None:
             return
         parts = zip(self.recurrence.scales, self.products, strict=True)

@@ -100,6 +100,6 @@ def gradients(grads: Sequence[Tensor | None], inputs: Inputs, needs: Sequence[bo
 
     # Unlike torch.autograd.grad, it also runs under torch.func, and below autograd.
     values, pull, *_ = torch.func.vjp(run, *(t for t, want in zip(tensors, wanted, strict=True) if want))
-    back = pull(tuple(torch.zeros_like(y) if g is None else g for y, g in zip(values, grads, strict=True)))
-    pulled = iter(back)
+    grads = tuple(torch.zeros_like(y) if g is None else g for y, g in zip(values, grads, strict=True))
+    pulled = iter(pull(grads))
     return tuple(next(pulled) if want else inputs.x.new_empty(0) for want in wanted)

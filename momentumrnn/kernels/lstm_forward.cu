@@ -31,11 +31,13 @@
 // INPUTS. With INPUT_SLICES > 0 the same product also computes W x + b, by 16 INPUT_SLICES more columns in bfloat16: see
 // pack_input. With INPUT_SLICES = 0 the kernel reads W x + b, or a given drive, as (N, H, 4) in float32.
 //
-// All weights, but those for a momentum, carry a factor of -log2(e), or -2 log2(e) for g, so that sigmoid(z) = 1 / (1 +
-// 2^z') and tanh(z) = 2 / (1 + 2^z') - 1.
+// The gates use z' = -log2(e) z, or -2 log2(e) z for g: sigmoid(z) = 1 / (1 + 2^z') and tanh(z) = 2 / (1 + 2^z') - 1. The
+// weights that this kernel multiplies by carry that factor. A drive that the kernel reads gets it in `run`. Under a momentum
+// in gate space W and b_ih lack it, and the drive gets it in `advance`.
 //
 // Compiled for CTAS = 1 to 8, INPUT_SLICES = 0 to 3, MOMENTUM_FORM = 0 to 3, and TABLE (whether decays are those of a table,
-// not of channels), KEEP, FINE, PACKED, EXTRAPOLATED = 0 or 1. Any H up to 32 CTAS: units beyond H have zero weights.
+// not of channels), KEEP (whether it saves what the backward pass needs), FINE, PACKED, EXTRAPOLATED = 0 or 1. Any H up to 32
+// CTAS: units beyond H have zero weights.
 
 constexpr int THREADS = 32 * WARPS;
 constexpr int UNITS = TILE * WARPS;     // of a CTA
@@ -45,10 +47,10 @@ constexpr u32 BLOCK = 128;              // bytes of h of a warp: 8 rows of 8 uni
 constexpr u32 HIDDEN = WIDTH / 8 * BLOCK;  // of one part of h
 constexpr int PARTS = FINE + 1;            // of a number
 constexpr u32 BUFFER = PARTS * HIDDEN;     // bytes of h
-// Chains of products for a gate that don't wait for each other. FINE has more of them, with low parts.
+// Chains of products of high parts, for a gate, that don't wait for each other. FINE has further chains, of low parts.
 constexpr int CHAINS = FINE ? 1 : 2;
 constexpr u32 LOW_BYTES = FINE * WARPS * SLICES * 1024;  // of U_low
-constexpr int AHEAD = 4;                // steps for which inputs are on their way
+constexpr int AHEAD = 4;                // steps whose inputs have room: this one, and those on their way
 constexpr int PIECES = INPUT_SLICES ? INPUT_SLICES : 2;      // of a thread's input of a step: slices, or rows
 constexpr u32 PIECE = (INPUT_SLICES ? 8 : 16) * THREADS;     // bytes of that piece of all threads
 // Whether even and odd steps are compiled apart.
@@ -107,7 +109,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
                  const int *__restrict__ starts,        // (tile): steps of all tiles before
                  int T, int B, int H, int N, int tile_steps,  // tile_steps: the steps of all tiles together
                  int every, int decay_columns,  // decay_columns: 1 or B
-                 // own_*: 1, or 0 if all replicas share one
+                 // The own_ parameters: 1, or 0 if all replicas share one
                  int own_weight, int own_input, int own_bias, int own_state, int own_z, int own_j, int own_mu,
                  int own_gain, int own_v, float step, float beta, float one_minus_beta, float eps) {
   __shared__ __align__(128) unsigned char hidden[2 * BUFFER];
@@ -122,8 +124,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   const int steps = PACKED ? lengths[tile * TILE] : T, start = PACKED ? starts[tile] : tile * T;
   const int ends[2] = {PACKED && row < B ? lengths[row] : T, PACKED && row + 1 < B ? lengths[row + 1] : T};
   const size_t state_size = (size_t)B * H, place = (size_t)row * H + unit;
-  // The first row of step t.
-  auto rows_of = [&](int t) { return (size_t)(PACKED ? begins[t < T ? t : T] : t * B); };
+  auto first_row_of = [&](int t) { return (size_t)(PACKED ? begins[t < T ? t : T] : t * B); };
 
   // The weights stay in registers for the whole pass.
   uint4 w[SLICES + INPUT_SLICES][2];
@@ -133,21 +134,20 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
     w[k][0] = weights[(2 * k) * 32];
     w[k][1] = weights[(2 * k + 1) * 32];
   }
-  const u32 own_low = shared_address(lows) + (warp * SLICES * 64 + lane) * 16;
+  const u32 low_at = shared_address(lows) + (warp * SLICES * 64 + lane) * 16;
   if (FINE) {
     low += (((size_t)replica * own_weight * CTAS + rank) * WARPS + warp) * SLICES * 64 + lane;
-    for (int k = 0; k < 2 * SLICES; k++) store(own_low + k * 512, low[k * 32]);
+    for (int k = 0; k < 2 * SLICES; k++) store(low_at + k * 512, low[k * 32]);
   }
 
-  // h of before the first step into this CTA's first buffer, c into registers.
+  // Put h0 into this CTA's first buffer, and c0 into registers.
   h0 += (size_t)replica * own_state * state_size;
   c0 += (size_t)replica * own_state * state_size;
   for (int i = thread; i < TILE * WIDTH; i += THREADS) {
     const int u = i / 64 * 8 + i % 8, b = tile * TILE + i / 8 % 8;
     const float x = u < H && b < B ? h0[(size_t)b * H + u] : 0.f;
-    const u32 high = half2_of(x, 0.f);
-    ((u16 *)hidden)[i] = (u16)high;
-    if (FINE) ((u16 *)hidden)[TILE * WIDTH + i] = (u16)half2_of((x - floats_of(high).x) * LOW_SCALE, 0.f);
+    ((u16 *)hidden)[i] = (u16)half2_of(x, 0.f);
+    if (FINE) ((u16 *)hidden)[TILE * WIDTH + i] = (u16)half2_of(scaled_low_half(x), 0.f);
   }
   float c[2] = {mine[0] ? c0[place] : 0.f, mine[1] ? c0[place + H] : 0.f};
   float old[2][4] = {}, j[2] = {0.f, 0.f};
@@ -218,17 +218,17 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   meet_cluster();
 
   // Inputs on their way. Each thread copies what it will read itself, so nobody waits for others.
-  const u32 own = settled(shared_address(inputs) + (INPUT_SLICES ? 8 : 16) * thread);
+  const u32 inputs_at = settled(shared_address(inputs) + (INPUT_SLICES ? 8 : 16) * thread);
   narrow_input += (((size_t)replica * own_input * tile_steps + start) * INPUT_SLICES * 32 + lane) * 2;
   drive += (size_t)replica * own_input * N * H + place;
   auto fetch = [&](int t) {
-    const u32 slot = own + t % AHEAD * PIECES * PIECE;
+    const u32 slot = inputs_at + t % AHEAD * PIECES * PIECE;
     if (INPUT_SLICES) {
 #pragma unroll
       for (int k = 0; k < INPUT_SLICES; k++) copy_later<8>(slot + k * PIECE, narrow_input + k * 64, t < steps);
       narrow_input += INPUT_SLICES * 64;
     } else {
-      const float4 *from = PACKED ? drive + rows_of(t) * H : drive;
+      const float4 *from = PACKED ? drive + first_row_of(t) * H : drive;
       copy_later<16>(slot, from, t < ends[0] && mine[0]);
       copy_later<16>(slot + PIECE, from + H, t < ends[1] && mine[1]);
       if (!PACKED) drive += state_size;
@@ -237,7 +237,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
   };
   float4 b_hh = {0.f, 0.f, 0.f, 0.f};
   if (!INPUT_SLICES)
-    for (int i = 0; i < 2 * AHEAD; i++) store(own + i * PIECE, uint4{0, 0, 0, 0});
+    for (int i = 0; i < 2 * AHEAD; i++) store(inputs_at + i * PIECE, uint4{0, 0, 0, 0});
   if ((MOMENTUM_FORM || !INPUT_SLICES) && bias && unit < H) {
     bias += (size_t)replica * own_bias * 4 * H + unit;
     b_hh = {-LOG2E * bias[0], -LOG2E * bias[H], -2.f * LOG2E * bias[2 * H], -LOG2E * bias[3 * H]};
@@ -250,9 +250,10 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
 #pragma unroll
   for (int i = 0; i < CTAS; i++) window[i] = on_cta(hidden_at, (rank + i) % CTAS) - hidden_at;
 
-  // What comes of x: rows 0 to 7 of a product are gate i (g), rows 8 to 15 gate f (o).
+  // Adds the product of the input to z, or puts the drive there. Rows 0 to 7 of a product are gate i (g), rows 8 to 15 gate f
+  // (o).
   auto receive = [&](int t, float(&z)[2][4]) {
-    const u32 slot = own + t % AHEAD * PIECES * PIECE;
+    const u32 slot = inputs_at + t % AHEAD * PIECES * PIECE;
     if (INPUT_SLICES) {
 #pragma unroll
       for (int k = 0; k < INPUT_SLICES; k++) {
@@ -342,7 +343,7 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
       }
     }
     fetch(t + AHEAD - 1);
-    if (PACKED) y += (rows_of(t) - (t > 0 ? rows_of(t - 1) : 0)) * H;
+    if (PACKED) y += (first_row_of(t) - (t > 0 ? first_row_of(t - 1) : 0)) * H;
 
     // stage 1: wait for h
     if (CTAS == 1)
@@ -362,12 +363,12 @@ extern "C" __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(THREAD
 #pragma unroll
         for (int m = 0; m < 2; m++) {
           multiply_halves(z_low[0][m], w[k][m], h_low.x, h_low.y);
-          multiply_halves(z_low[1][m], load_four(own_low + (2 * k + m) * 512), h.x, h.y);
+          multiply_halves(z_low[1][m], load_four(low_at + (2 * k + m) * 512), h.x, h.y);
         }
 #pragma unroll
         for (int m = 0; m < 2; m++) {
           multiply_halves(z_low[0][m], w[k + 1][m], h_low.z, h_low.w);
-          multiply_halves(z_low[1][m], load_four(own_low + (2 * k + 2 + m) * 512), h.z, h.w);
+          multiply_halves(z_low[1][m], load_four(low_at + (2 * k + 2 + m) * 512), h.z, h.w);
         }
       }
     }

@@ -8,8 +8,6 @@
 // be few threads, so the loads of many steps are on their way together. All in float32.
 //
 // Row (t, b) is row begins[t] + b of N if PACKED, else t B + b. Nothing is read or written after the last step of a row.
-// Inside, channels are interleaved, unit * 4 + gate; the user's tensors have torch's order, gate * H + unit. Replicas are
-// blockIdx.y; an own_ argument is 1 if each replica has its own tensor, and 0 if all share one.
 //
 // Compiled for FEATURES = 0 (a itself is given) to 15, MOMENTUM_FORM = 1 to 3, and PACKED, TABLE (decays are those of a
 // table, not of channels), LEARNED (d mu and d gain, too), WRITES_DA (whether it stores the gradient of a), FINE = 0 or 1;
@@ -94,7 +92,8 @@ struct Given {
 //
 //   dv_t = g_t r_t + d_{t+1} dv_{t+1},   ds_t = g_t d drive / ds + beta ds_{t+1},   da_t = gain dv_t + 2 a_t ds_t.
 //
-// The kernel holds -2 ds. A step adds g v r / (s + eps^2 / (1 - beta)) in form 2, g v r^2 sqrt((1 - beta) / s) in form 3.
+// to_v is dv, to_a is da, and to_s is -2 ds. by_v is g r. by_s is what a step adds to -2 ds: g v r / (s + eps^2 / (1 - beta))
+// in form 2, g v r^2 sqrt((1 - beta) / s) in form 3.
 // The launch bound leaves more registers where threads are few: otherwise the compiler saves registers and starts loads
 // late.
 extern "C" __global__ void __launch_bounds__(THREADS, CHANNELS == 1 && HELD && !PACKED ? 5 : 0)

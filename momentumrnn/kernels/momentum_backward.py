@@ -61,7 +61,10 @@ class MomentumBackward:
         need_dx: bool,
         room: int,
     ) -> None:
-        """moments: saved by the forward pass; last: dv and dn of the last step; room: rows of a chunk."""
+        """moments: saved by the forward pass; last: dv and dn of the last step.
+
+        room: rows for which a chunk has memory.
+        """
         self.launcher, self.inputs, self.size, self.moments, self.room = launcher, inputs, size, moments, room
         R, B, H, D = size.R, size.B, size.H, size.D
         self.features = D if D <= MAX_FEATURES_OF_MOMENTUM_BACKWARD else 0

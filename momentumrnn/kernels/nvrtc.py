@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,22 +23,12 @@ Defines = tuple[tuple[str, int], ...]
 
 WINDOWS = os.name == "nt"
 # Attributes of a kernel, as the driver numbers them.
-STATIC_SHARED, LOCAL_BYTES, REGISTERS, DYNAMIC_SHARED, SHARED_PERCENT = 1, 3, 4, 8, 9
+STATIC_SHARED, DYNAMIC_SHARED, SHARED_PERCENT = 1, 8, 9
 MAX_SHARED_OF_BLOCK = 97  # an attribute of a device
 NO_CONTEXT = 201  # an error of the driver
-FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
 _kernels: dict[tuple[str, str, Defines, int], "Kernel"] = {}
 _lock = threading.Lock()
-
-
-class Resources(NamedTuple):
-    """What a thread of a kernel takes, with the functions it calls: registers, and bytes of local memory."""
-
-    registers: int
-    stack: int
-    spill_stores: int
-    spill_loads: int
 
 
 def missing() -> str:
@@ -69,17 +59,6 @@ def compile(source: str, arch: str, defines: Mapping[str, int]) -> tuple[bytes, 
         return code.raw, log
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-
-
-def resources(log: str) -> dict[str, Resources]:
-    """What each kernel takes, by name, from ptxas's report in the log of NVRTC or nvcc."""
-    found = {}
-    for part in log.split("Compiling entry function '")[1:]:
-        registers = re.search(r"Used (\d+) registers", part)
-        if registers:
-            frames = (sum(map(int, column)) for column in zip(*FRAME.findall(part), strict=True))
-            found[part.split("'")[0]] = Resources(int(registers[1]), *frames)
-    return found
 
 
 def cubin(
@@ -242,16 +221,6 @@ class Kernel:
     def shared_memory_for_one_cta(self) -> int:
         """Bytes of dynamic shared memory that leave a multiprocessor to one CTA."""
         return _most_shared(self.device) - self._attribute(STATIC_SHARED)
-
-    @property
-    def registers(self) -> int:
-        """Registers of a thread."""
-        return self._attribute(REGISTERS)
-
-    @property
-    def local_bytes(self) -> int:
-        """Local memory of a thread: its stack and what is spilled."""
-        return self._attribute(LOCAL_BYTES)
 
     def _set(self, which: int, value: int) -> None:
         _call(self._context, _driver().cuFuncSetAttribute, self._function, which, value)

@@ -1,5 +1,6 @@
-// What runs before the two passes. It puts the weights in the order in which threads keep them in registers, and a narrow
-// input in extra columns of the product with U. `filter_input` is the momentum, as a filter over time.
+// What prepares the operands of the two passes, and those of dx = dz W. It puts the weights in the order in which threads
+// keep them in registers, and a narrow input in extra columns of the product with U. `filter_input` is the momentum, as a
+// filter over time. Backwards in time it is the last step of dx.
 
 // The input as extra columns of the product with U, in bfloat16. A feature has three columns: x as (high, low, high) times W
 // as (high, high, low). Only the product of the two low parts is missing. With `fine` a feature has six columns, for

@@ -1,7 +1,7 @@
 // After the backward pass: from dz, the gradients of the gates, to those of the weights and of the drive.
 
 // The right operand [h_{t-1} | x | 1], whose product with dz^T gives all gradients of the weights: (R, room, columns) in
-// halves, for the rows from before on. With fine, as many columns more hold LOW_SCALE times what the halves lost. Rows are
+// halves, for the rows from `before` on. With `fine`, as many columns more hold LOW_SCALE times what the halves lost. Rows are
 // multiplied by 1 / S, which dz lacks, over the largest 1 / S. Each feature of x is scaled to the size of h. A thread packs
 // 8 columns.
 extern "C" __global__ void pack_gradient_operand(const float *y, const float *h0, const float *x, const float *scales,
