@@ -13,7 +13,7 @@ from torch import nn
 
 import momentumrnn as mr
 from momentumrnn import cells
-from momentumrnn.kernels import lstm_backward, lstm_by_reference, lstm_forward, op
+from momentumrnn.kernels import launch, lstm_backward, lstm_by_reference, lstm_forward, nvrtc, op
 from momentumrnn.kernels.constants import MAX_HIDDEN
 from momentumrnn.kernels.operands import ROWS_OF_PRODUCT
 from momentumrnn.kernels.sizes import sizes_of
@@ -911,6 +911,8 @@ def test_a_cuda_graph_of_a_training_step(momentum, cell, steps, limit):
 
     After a forward pass alone, too: all that a capture can't do has been done by then.
     """
+    for cached in (nvrtc._kernels, nvrtc._module, launch.kernel, launch._load_all):
+        cached.clear() if isinstance(cached, dict) else cached.cache_clear()
     net, x = layer(cell, momentum=MOMENTA[momentum]()), torch.randn(steps, 16, 2).cuda()
     twin = copy.deepcopy(net)
 

@@ -315,6 +315,34 @@ def test_given_drive(machine, leading, bias):
     run(draw((35, 9, 3, 1), leading, (*without, *plus())))
 
 
+@pytest.mark.parametrize("features", [2, 16], ids=["narrow", "wide"])
+@pytest.mark.parametrize("kind", ["plain", "fine", "packed", "extrapolated", "learned"])
+def test_the_forward_pass_loads_all_kernels(machine, monkeypatch, kind, features):
+    """None can be loaded while a CUDA graph is captured, which may have the first backward pass."""
+    loaded = []
+
+    def kernel(name, device, **defines):
+        loaded.append((launch.FILES[name], *sorted(defines.items())))
+        return machine.kernel(name, device, **defines)
+
+    monkeypatch.setattr(launch, "kernel", kernel)
+    launch._load_all.cache_clear()
+    more = {
+        "plain": {},
+        "fine": {"fine": True},
+        "packed": {"lengths": (3, 2)},
+        "extrapolated": extrapolated(2),
+        "learned": {"without": plus("mu", "gain")},
+    }
+    inputs = draw((9, 2, 3, features), **more[kind])
+    found = forward(inputs, True)
+    before = set(loaded)
+    loaded.clear()
+    backward([torch.ones_like(t) for t in found[:6]], (found[0], *found[6:]), inputs, (True,) * op.TENSORS)
+    assert loaded
+    assert set(loaded) <= before
+
+
 @pytest.mark.parametrize(("chunks", "case"), [(2, "narrow"), (3, "wide"), (8, "drive")])
 def test_chunks(machine, monkeypatch, chunks, case):
     """Time in chunks, the first of which, the last in time, is shorter."""

@@ -94,6 +94,7 @@ def _load_all(
     momentum_backward: tuple[nvrtc.Defines, ...],
     **defines: int,
 ) -> None:
+    kernel("pack_gradient_operand", device)  # and with it all kernels of its file
     for keep in (False, True):
         kernel("lstm_forward", device, CTAS=ctas, INPUT_SLICES=slices, KEEP=keep, **dict(momentum), **defines)
     kernel("lstm_backward", device, CTAS=ctas, **defines)
