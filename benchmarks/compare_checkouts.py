@@ -10,6 +10,7 @@ before, that of the median bursts. The result has the median and the range of th
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -38,7 +39,7 @@ SHAPES = {  # T, B, D, H, layers, directions
 MOMENTA = ("None", "HeavyBall(mu=0.6)", "Adam(mu=0.6, step=0.1)")
 KINDS = ("eager", "graph", "replicas", "stream", "loop")
 BURSTS = 10  # of each case, in each round
-SECONDS = 0.03  # the least time of a burst
+SECONDS = 0.03  # of a burst, about
 
 
 def cases(device: str) -> list[list[str]]:
@@ -128,14 +129,18 @@ def burst(call: Callable[[], object], device: str) -> float:
     import torch
 
     synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
-    call()
-    synchronize()
-    calls, begin = 0, time.perf_counter()
-    while calls == 0 or time.perf_counter() - begin < SECONDS:
-        call()
-        calls += 1
-    synchronize()
-    return (time.perf_counter() - begin) / calls
+
+    def seconds(calls: int) -> float:
+        synchronize()
+        begin = time.perf_counter()
+        for _ in range(calls):
+            call()
+        synchronize()
+        return time.perf_counter() - begin
+
+    # A number of calls, because a GPU may be far behind the clock of the host.
+    calls = math.ceil(SECONDS / seconds(1))
+    return seconds(calls) / calls
 
 
 def start(root: Path, device: str) -> subprocess.Popen[str]:

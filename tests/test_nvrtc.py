@@ -105,7 +105,7 @@ def test_missing_says_what_to_install(monkeypatch):
 @pytest.mark.skipif(nvrtc.WINDOWS, reason="the names are those of Linux")
 def test_candidate_paths(tmp_path, monkeypatch):
     """The version of torch's CUDA comes first, else the newest; NVRTC's other halves are not taken for it."""
-    for name in ("cu13/lib/libnvrtc.so.13", "cuda_nvrtc/lib/libnvrtc.so.12"):
+    for name in ("cu13/lib/libnvrtc.so.13", "cuda_nvrtc/lib/libnvrtc.so.12", "other/lib/libnvrtc.so"):
         file = tmp_path / "nvidia" / name
         file.parent.mkdir(parents=True)
         for part in (file.name, "libnvrtc-builtins.so.13.0", "libnvrtc.alt.so.13"):
@@ -114,7 +114,7 @@ def test_candidate_paths(tmp_path, monkeypatch):
     for version, first in [(None, "13"), ("13.0", "13"), ("12.6", "12")]:
         monkeypatch.setattr(torch.version, "cuda", version)
         paths = nvrtc._candidate_paths()
-        assert sum(str(tmp_path) in path for path in paths) == 2
+        assert sum(str(tmp_path) in path for path in paths) == 3
         assert paths[0].endswith(f"libnvrtc.so.{first}")
         assert {"libnvrtc.so.12", "libnvrtc.so.13"} <= set(paths)
 

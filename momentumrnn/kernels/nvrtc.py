@@ -338,8 +338,8 @@ def _major(path: str) -> int:
     return int(found[1]) if found else 0
 
 
-def _cuda_major() -> int:
-    return int((torch.version.cuda or "0").split(".")[0])
+def _cuda_major() -> int | None:
+    return int(torch.version.cuda.split(".")[0]) if torch.version.cuda else None
 
 
 def _version() -> tuple[int, int]:
