@@ -5,7 +5,8 @@
 
 Each checkout runs in a process of its own, a new one in each round: two processes of one checkout can differ
 by some percent. In a round both time every case in short bursts, by turns. Each round gives one ratio after /
-before, that of the median bursts. The result has the median and the range of these ratios, and median times.
+before, that of the median bursts. The result has the median and the range of these ratios, median times, and
+the number of torch's operations in a call, which noise does not change.
 """
 
 import argparse
@@ -61,7 +62,7 @@ def cases(device: str) -> list[list[str]]:
 
 
 def worker(device: str) -> None:
-    """Read one case a line, build it when first met, time it, and answer with milliseconds."""
+    """Read one case a line: answer first with the number of its operations, later with its milliseconds."""
     import torch
 
     import momentumrnn as mr
@@ -113,15 +114,26 @@ def worker(device: str) -> None:
 
     built: dict[str, Callable[[], object]] = {}
     for line in sys.stdin:
-        if line not in built:
+        if line in built:
+            print(1e3 * burst(built[line], device), flush=True)
+        else:
             built[line] = build(*json.loads(line))
             burst(built[line], device)
-        print(json.dumps(1e3 * burst(built[line], device)), flush=True)
+            print(operations(built[line]), flush=True)
 
 
 def replay(graph: Any, captured: Callable[[], object]) -> None:
     """Replay a graph. captured: what it was captured from, which owns the memory that the graph reads."""
     graph.replay()
+
+
+def operations(call: Callable[[], object]) -> int:
+    """How many operations of torch a call runs; a machine's noise does not change it."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU]) as record:
+        call()
+    return sum(event.name.startswith("aten::") for event in record.events())
 
 
 def burst(call: Callable[[], object], device: str) -> float:
@@ -146,12 +158,12 @@ def burst(call: Callable[[], object], device: str) -> float:
 def start(root: Path, device: str) -> subprocess.Popen[str]:
     """A worker that imports the package of a checkout."""
     command = [sys.executable, __file__, "--worker", "--device", device]
-    env = {**os.environ, "PYTHONPATH": str(root.resolve())}
+    env = {**os.environ, "PYTHONPATH": str(root.resolve()), "KINETO_LOG_LEVEL": "6"}
     return subprocess.Popen(command, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
 def ask(processes: Sequence[subprocess.Popen[str]], case: list[str]) -> list[float]:
-    """The milliseconds of a case in each process; several processes run at once and disturb each other."""
+    """What each process answers to a case; several processes run at once and disturb each other."""
     for process in processes:
         assert process.stdin is not None
         process.stdin.write(json.dumps(case) + "\n")
@@ -169,23 +181,23 @@ def compare(
         for case in cases(device):
             if case[0] not in kinds:
                 continue
-            ask(list(workers.values()), case)  # they build it
+            counts = ask(list(workers.values()), case)
+            found = {f"{which}_operations": n for which, n in zip(workers, counts, strict=True)}
             times: dict[str, list[float]] = {which: [] for which in workers}
             for j in range(BURSTS):
                 for which in list(workers)[:: 1 if (i + j) % 2 else -1]:
                     times[which] += ask([workers[which]], case)
-            medians.setdefault(" ".join(case), []).append(
-                {which: statistics.median(ms) for which, ms in times.items()}
-            )
+            found |= {f"{which}_ms": statistics.median(ms) for which, ms in times.items()}
+            medians.setdefault(" ".join(case), []).append(found)
         for process in workers.values():
             process.kill()
         yield {name: summary(of_rounds) for name, of_rounds in medians.items()}
 
 
 def summary(of_rounds: list[dict[str, float]]) -> dict[str, float]:
-    """The median times of both checkouts, and the median and the range of their ratio."""
-    ratios = [ms["after"] / ms["before"] for ms in of_rounds]
-    medians = {f"{which}_ms": statistics.median(ms[which] for ms in of_rounds) for which in of_rounds[0]}
+    """The median times and operations of both checkouts, and the median and the range of the times' ratio."""
+    ratios = [found["after_ms"] / found["before_ms"] for found in of_rounds]
+    medians = {name: statistics.median(found[name] for found in of_rounds) for name in of_rounds[0]}
     return {**medians, "ratio": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios)}
 
 
@@ -217,7 +229,9 @@ def main() -> None:
             args.json.write_text(json.dumps(result, indent=2) + "\n")
     for name, row in result["cases"].items():
         spread = f"{row['lowest']:.3f} to {row['highest']:.3f}"
-        print(f"{row['ratio']:.3f}  {spread}  {row['before_ms']:9.3f} {row['after_ms']:9.3f}  {name}")
+        times = f"{row['before_ms']:9.3f} {row['after_ms']:9.3f} ms"
+        counts = f"{row['before_operations']:6.0f} {row['after_operations']:6.0f} operations"
+        print(f"{row['ratio']:.3f}  {spread}  {times}  {counts}  {name}")
     ratios = [row["ratio"] for row in result["cases"].values()]
     print(f"median ratio {statistics.median(ratios):.3f}, worst {max(ratios):.3f}")
 
