@@ -13,6 +13,7 @@ from compiling import Resources
 
 from momentumrnn.kernels import nvrtc
 
+LOCAL_BYTES, REGISTERS = 3, 4  # attributes of a kernel, as the driver numbers them
 needs_nvrtc = pytest.mark.skipif(bool(nvrtc.missing()), reason=nvrtc.missing())
 
 SOURCE = """
@@ -291,6 +292,7 @@ def driver(monkeypatch):
 def test_launch(driver, device, lost):
     """On the current stream, and in the device's context where that isn't current; nothing waits."""
     kernel = nvrtc.Kernel("add", device, ADD, 11, 22)
+    assert (kernel._attribute(REGISTERS), kernel._attribute(LOCAL_BYTES)) == (40, 0)
     driver.calls.clear()
     driver.lost = lost
     kernel((3, 2, 1), 256, {"n": 5, "x": None}, shared=48 * 1024)
@@ -455,7 +457,10 @@ def test_gpu_shared(kernel):
 
 
 @on_gpu
-def test_gpu_unknown_kernel(kernel):
+def test_gpu_resources(kernel):
+    assert kernel("add")._attribute(LOCAL_BYTES) == 0
+    assert kernel("crowded")._attribute(REGISTERS) <= 32
+    assert kernel("crowded")._attribute(LOCAL_BYTES) > 0
     with pytest.raises(LookupError, match="no kernel subtract"):
         kernel("subtract")
 

@@ -77,7 +77,7 @@ def _backward(
     ]
     weight_gradients = momentum_backward = input_gradient = None
     if any(need_weights):
-        weight_gradients = WeightGradients(launcher, inputs, size, chunks, recurrence, y)
+        weight_gradients = WeightGradients(recurrence, y)
     dx = inputs.x.new_empty(size.R, size.N, inputs.x.shape[2]) if needs[0] else None
     if in_gate_space:
         last_moments = last_dv, last_dn
@@ -85,7 +85,7 @@ def _backward(
             launcher, inputs, size, moments, last_moments, needs[0], chunks.room
         )
     elif dx is not None:
-        input_gradient = InputGradient(launcher, inputs, size, chunks, recurrence, dx)
+        input_gradient = InputGradient(recurrence, dx)
     for k in _finished_chunks(chunks, recurrence, overlap):
         if weight_gradients is not None:
             weight_gradients.add(k)
@@ -249,24 +249,20 @@ class Recurrence:
 class WeightGradients:
     """The gradients of U, W and the biases: for each chunk one product of dzᵀ with [h | x | 1]."""
 
-    def __init__(
-        self,
-        launcher: Launcher,
-        inputs: Inputs,
-        size: Sizes,
-        chunks: Chunks,
-        recurrence: Recurrence,
-        y: Tensor,
-    ) -> None:
-        self.launcher, self.inputs, self.size, self.chunks = launcher, inputs, size, chunks
+    def __init__(self, recurrence: Recurrence, y: Tensor) -> None:
         self.recurrence, self.y = recurrence, y
+        self.launcher, self.inputs = recurrence.launcher, recurrence.inputs
+        self.size, self.chunks = recurrence.size, recurrence.chunks
+        inputs, size = self.inputs, self.size
         reads_x = inputs.w_ih is not None and not inputs.in_gate_space
         self.features = 0 if inputs.in_gate_space else size.F
         # Without features the kernel reads neither: the drive was given, or the momentum is in gate space.
-        self.x, self.largest_x = filtered_input(launcher, inputs, size) if reads_x else (inputs.x, inputs.x)
+        self.x, self.largest_x = (
+            filtered_input(self.launcher, inputs, size) if reads_x else (inputs.x, inputs.x)
+        )
         self.columns = _padded(size.H + self.features + 1)
         zeros_or_empty = torch.zeros if inputs.fine else torch.empty
-        shape = size.R, chunks.room, self.columns * (1 + inputs.fine)
+        shape = size.R, self.chunks.room, self.columns * (1 + inputs.fine)
         self.right = zeros_or_empty(shape, dtype=torch.float16, device=inputs.x.device)
         self.products: list[Tensor] = []
 
@@ -306,19 +302,13 @@ class WeightGradients:
 class InputGradient:
     """Fills dx, the gradient of x or of a drive that was given; not for a momentum in gate space."""
 
-    def __init__(
-        self,
-        launcher: Launcher,
-        inputs: Inputs,
-        size: Sizes,
-        chunks: Chunks,
-        recurrence: Recurrence,
-        dx: Tensor,
-    ) -> None:
-        self.launcher, self.inputs, self.size, self.chunks = launcher, inputs, size, chunks
+    def __init__(self, recurrence: Recurrence, dx: Tensor) -> None:
         self.recurrence, self.dx, self.weights = recurrence, dx, None
+        self.launcher, self.inputs = recurrence.launcher, recurrence.inputs
+        self.size, self.chunks = recurrence.size, recurrence.chunks
+        inputs, size = self.inputs, self.size
         if inputs.w_ih is not None:
-            self.weights = weights_for_dx(launcher, inputs.w_ih, size, inputs.fine)
+            self.weights = weights_for_dx(self.launcher, inputs.w_ih, size, inputs.fine)
         self.products: list[Tensor] = []  # of dz with W, for each chunk, before the filter
 
     def add(self, k: int) -> None:

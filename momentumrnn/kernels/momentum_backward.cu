@@ -124,8 +124,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CHANNELS == 1 && HELD && !
   if (b >= B) return;
   const int end = min(PACKED ? lengths[b] : T, last);
   if (end <= first) return;
-  const Given given = {w_ih,  b_ih,     decay + (decay_columns > 1 ? b : 0), mu,       gain, decay_columns,
-                       own_w, own_bias, own_mu,                              own_gain, step};
+  const Given given = {w_ih, b_ih, decay + (decay_columns > 1 ? b : 0), mu, gain,
+                       decay_columns, own_w, own_bias, own_mu, own_gain, step};
   Channel channels[CHANNELS];
 #pragma unroll
   for (int c = 0; c < CHANNELS; c++) channels[c] = given.channel(r, own.place(c), width);
