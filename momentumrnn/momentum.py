@@ -120,9 +120,10 @@ class Momentum(ABC):
         """One time step, the definition. a: (B, G); decay: the factor on v, if the caller counts steps."""
         v, n, k = state
         dtype, a = a.dtype, a.to(moments_dtype(a.dtype))
-        if decay is None:
-            decay, k = self.decays(k, a), k + 1
-        v = decay * v + self.scaled(a)
+        factor: Tensor | float | None = decay
+        if factor is None:
+            factor, k = self._decay_of_step(k, a), k + 1
+        v = factor * v + self.scaled(a)
         if self.beta is not None:
             n = self.beta * n + (1 - self.beta) * a * a
         return cast_in_range(self.readout(v, n), dtype), MomentumState(v, n, k)
@@ -158,7 +159,7 @@ class Momentum(ABC):
     def scaled(self, a: Tensor) -> Tensor:
         """`step a`, where each column has its own step if step is a tensor. a: (..., G)."""
         if not isinstance(self.step, Tensor):
-            return self.step * a
+            return a if self.step == 1 else self.step * a
         step = self.step.to(a.dtype).reshape(-1)
         if a.shape[-1] % len(step):
             raise ValueError(
@@ -169,13 +170,18 @@ class Momentum(ABC):
 
     def decays(self, k: Tensor, like: Tensor) -> Tensor:
         """The decay of each step k, (*k.shape, 1) or (*k.shape, G), in the dtype of `like`, (..., G)."""
+        mu = self._decay_of_step(k, like)
+        return mu if isinstance(mu, Tensor) else like.new_full((), mu, device=k.device).expand(*k.shape, 1)
+
+    def _decay_of_step(self, k: Tensor, like: Tensor) -> Tensor | float:
+        """`decays`, but a number where `decay` returns one."""
         # A schedule is a ratio of counts. In float64 it is exact enough for every dtype of a layer.
         exact = torch.float32 if k.device.type == "mps" else torch.float64
         mu = self.decay(k.to(exact).unsqueeze(-1))
         if not isinstance(mu, Tensor):
             name = f"{type(self).__name__}: what decay(k) returns"
             check_number(name, mu, "a number or a tensor of shape (..., 1)")
-            mu = torch.full((), mu, dtype=exact, device=k.device)
+            return mu
         n, rows = mu.shape[-1] if mu.dim() else 1, like.shape[-1]
         fits = n == 1 or (not self.commutes and 0 < n <= rows and rows % n == 0)
         if not fits or mu.shape not in ((), (n,), (*k.shape, n)) or mu.device != k.device:

@@ -18,8 +18,9 @@ from momentumrnn.backends import native
 from momentumrnn.provenance import provenance
 
 torch.set_num_threads(1)
-# So that the small inputs of the tests take the way of large ones.
+# So that the small inputs of the tests take the way of large ones, and few steps that of many.
 native.SMALL_INPUT = 0
+native.FEW_STEPS = 0
 # Fills what torch.empty returns with nan, so that an element nobody wrote can't pass.
 torch.use_deterministic_algorithms(True)
 

@@ -188,6 +188,8 @@ def streamed(momentum, sizes):
 
 
 def flat(tree):
+    if isinstance(tree, mr.State):
+        tree = [*tree[:-1], tree.k[0]]  # k had no axis of layers when the files were written
     return [leaf for part in tree for leaf in flat(part)] if isinstance(tree, tuple | list) else [tree]
 
 

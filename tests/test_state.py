@@ -1,4 +1,4 @@
-"""A State as a value: a flat tuple, its methods, old forms; and the option that makes every layer return one."""
+"""A State as a value: a flat tuple, its methods, old forms; and layers that always return one."""
 
 import copy
 import inspect

@@ -42,6 +42,8 @@ _TORCH_FUNCTIONS: tuple[tuple[Cell, Callable[..., tuple[Tensor, ...]]], ...] = (
 
 # Up to this many gate inputs, N G in all, torch's GRU and RNN are faster on a CPU than `chunked`.
 SMALL_INPUT = 1 << 15
+# Up to so many steps under a momentum the definition is faster on a CPU than all that prepares for many.
+FEW_STEPS = 2
 
 
 def _torch_function(cell: Cell) -> Callable[..., tuple[Tensor, ...]] | None:
@@ -58,6 +60,8 @@ def refusal(net: Network, sizes: Sequence[int]) -> str:
 
 def describe(net: Network, sizes: Sequence[int]) -> str:
     w, momentum = net.weights[0], net.momentum
+    if _few_steps(net, sizes):
+        return f"{reference.describe(net, sizes)}, for so few steps"
     if momentum is not None and not momentum.commutes:
         if w.hr is not None:
             return "the drive of all steps, then a loop"
@@ -78,7 +82,13 @@ def run(
 ) -> Result:
     if net.momentum is None and _torch_function(net.cell) is not None:
         return *_torch_layers(net, x, sizes, hidden), None
-    return stack(layer, net, x, sizes, hidden, moments)
+    return stack(reference.layer if _few_steps(net, sizes) else layer, net, x, sizes, hidden, moments)
+
+
+def _few_steps(net: Network, sizes: Sequence[int]) -> bool:
+    """Whether the definition is faster on a CPU, since there are so few steps under a momentum."""
+    on_cpu = net.weights[0].ih.device.type == "cpu"
+    return net.momentum is not None and len(sizes) <= FEW_STEPS and on_cpu and not exporting()
 
 
 def layer(

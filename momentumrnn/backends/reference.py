@@ -55,14 +55,15 @@ def recur(
     # Under autocast a has fewer bits than the states and biases that came with it.
     state, outputs = tuple(h.to(a.dtype) for h in hidden), []
     b_hh = None if w.b_hh is None else w.b_hh.to(a.dtype)
-    for a_t in torch.split_with_sizes(a, list(sizes)):
-        drive, rows = a_t, len(a_t)
+    for a_t, rows in zip(torch.split_with_sizes(a, list(sizes)), sizes, strict=True):
+        drive, all_rows = a_t, rows == sizes[0]
         if net.momentum is not None and moments is not None:
-            drive, updated = net.momentum.update(a_t, MomentumState(*_first_rows(moments, rows)))
+            begun = moments if all_rows else MomentumState(*_first_rows(moments, rows))
+            drive, updated = net.momentum.update(a_t, begun)
             if net.factored:
                 drive = through_u(net, drive, updated.v, updated.n, w.hh)
-            moments = MomentumState(*map(_with_ended_rows, updated, moments))
-        previous = _first_rows(state, rows)
+            moments = updated if all_rows else MomentumState(*map(_with_ended_rows, updated, moments))
+        previous = state if all_rows else _first_rows(state, rows)
         following = net.cell.step(drive, linear(previous[0], w.hh), b_hh, previous)
         if w.hr is not None:
             following = (linear(following[0], w.hr), *following[1:])
@@ -71,7 +72,7 @@ def recur(
             name, got = type(net.cell).__name__, _shapes(following)
             raise TypeError(f"{name}.step should return {expected}, got {got}")
         outputs.append(following[0])
-        state = tuple(map(_with_ended_rows, following, state))
+        state = following if all_rows else tuple(map(_with_ended_rows, following, state))
     return torch.cat(outputs), state, moments
 
 
@@ -95,9 +96,9 @@ def _shapes(state: object) -> object:
 
 def _first_rows(state: Sequence[Tensor], rows: int) -> tuple[Tensor, ...]:
     """The rows whose sequences have not ended."""
-    return tuple(s if len(s) == rows else s[:rows] for s in state)
+    return tuple(s[:rows] for s in state)
 
 
 def _with_ended_rows(new: Tensor, old: Tensor) -> Tensor:
     """The new state. Rows whose sequences have ended keep their last one."""
-    return new if len(new) == len(old) else torch.cat([new, old[len(new) :]])
+    return torch.cat([new, old[len(new) :]])
