@@ -51,41 +51,35 @@ class Game:
 
     def __init__(self, count: int, seed: int) -> None:
         self.count, self.generator = count, torch.Generator().manual_seed(seed)
-        self.cues = self._draw_cues()
-
-    def _draw_cues(self) -> Tensor:
-        return torch.randint(0, CUES, (self.count,), generator=self.generator)
+        self.cues = torch.zeros(count, dtype=torch.int64)
 
     def observe(self, begins: Tensor) -> Tensor:
-        """(B, CUES + 1 + NOISE). begins: a mask, where an episode begins."""
+        """(B, CUES + 1 + NOISE). begins: a mask, where an episode begins, with a new cue."""
+        drawn = torch.randint(0, CUES, (self.count,), generator=self.generator)
+        self.cues = torch.where(begins, drawn, self.cues)
         noise = torch.randn(self.count, NOISE, generator=self.generator)
         shown = nn.functional.one_hot(self.cues, CUES) * begins.unsqueeze(-1)
         return torch.cat([shown, begins.unsqueeze(-1), noise], -1)
 
     def step(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Observation, reward, and where an episode has ended, and so the next one begins."""
+        """Observation, reward, and where an episode has ended and the next one begins."""
         reward = (action == self.cues).float()
         done = torch.rand(self.count, generator=self.generator) < 1 / 16
-        self.cues = torch.where(done, self._draw_cues(), self.cues)
         return self.observe(done), reward, done
 
 
 class Agent(nn.Module):
     """An encoder, a recurrent layer, an actor and a critic, over torch's nn.LSTM and its (h, c)."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, rnn: Any) -> None:
         super().__init__()
-        self.encoder = nn.Sequential(
-            nn.Linear(CUES + 1 + NOISE, 64), nn.ReLU(), nn.Linear(64, sizes.features), nn.ReLU()
-        )
-        self.rnn = self.recurrent(sizes.features, sizes.hidden)
-        self.actor, self.critic = nn.Linear(sizes.hidden, CUES), nn.Linear(sizes.hidden, 1)
-
-    def recurrent(self, features: int, hidden: int) -> nn.Module:
-        return nn.LSTM(features, hidden)
+        first, second = nn.Linear(CUES + 1 + NOISE, 64), nn.Linear(64, rnn.input_size)
+        self.encoder = nn.Sequential(first, nn.ReLU(), second, nn.ReLU())
+        self.rnn = rnn
+        self.actor, self.critic = nn.Linear(rnn.hidden_size, CUES), nn.Linear(rnn.hidden_size, 1)
 
     def initial_state(self, rows: int) -> Any:
-        zeros = torch.zeros(1, rows, self.actor.in_features)
+        zeros = torch.zeros(1, rows, self.rnn.hidden_size)
         return zeros, zeros
 
     def masked(self, state: Any, begins: Tensor) -> Any:
@@ -108,13 +102,6 @@ class Agent(nn.Module):
 
 class OurAgent(Agent):
     """The same over our LSTM and its State."""
-
-    def __init__(self, sizes: Sizes, momentum: mr.Momentum | None) -> None:
-        self.momentum = momentum
-        super().__init__(sizes)
-
-    def recurrent(self, features: int, hidden: int) -> nn.Module:
-        return mr.LSTM(features, hidden, momentum=self.momentum, carry_momentum=True)
 
     def initial_state(self, rows: int) -> Any:
         return self.rnn.initial_state(rows)
@@ -140,19 +127,17 @@ class Training:
     @torch.no_grad()
     def rollout(self) -> dict[str, Tensor]:
         """What happens in so many steps, each tensor (T, B, ...), with advantages and returns."""
-        rows: list[dict[str, Tensor]] = []
+        rows = []
         for _ in range(self.sizes.steps):
             row = {"observations": self.observation, "begins": self.begins}
-            logits, value, self.state = self.agent(
-                self.observation.unsqueeze(0), self.state, self.begins.unsqueeze(0)
-            )
+            logits, value, self.state = self.agent(self.observation[None], self.state, self.begins[None])
             policy = Categorical(logits=logits[0])
             action = policy.sample()
             self.observation, reward, self.begins = self.game.step(action)
             row |= {"actions": action, "log_probabilities": policy.log_prob(action), "values": value[0]}
             rows.append(row | {"rewards": reward, "ends": self.begins})
         seen = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-        _, following, _ = self.agent(self.observation.unsqueeze(0), self.state, self.begins.unsqueeze(0))
+        _, following, _ = self.agent(self.observation[None], self.state, self.begins[None])
         advantages, running = torch.empty_like(seen["values"]), torch.zeros(self.sizes.environments)
         values = torch.cat([seen["values"], following])
         for t in reversed(range(self.sizes.steps)):
@@ -169,23 +154,22 @@ class Training:
         change = policy.log_prob(seen["actions"]) - seen["log_probabilities"]
         if check and not change.abs().max() < 1e-3:
             raise RuntimeError(
-                f"a replay differs from its rollout by {change.abs().max()} in log probability"
+                f"log probabilities of a replay differ from its rollout's by {change.abs().max()}"
             )
         ratio, advantages = change.exp(), seen["advantages"]
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
         gain = torch.min(advantages * ratio, advantages * ratio.clamp(1 - CLIP, 1 + CLIP)).mean()
         clipped = seen["values"] + (values - seen["values"]).clamp(-CLIP, CLIP)
-        errors = (values - seen["returns"]).square(), (clipped - seen["returns"]).square()
-        return 0.25 * torch.max(*errors).mean() - gain - 0.01 * policy.entropy().mean()
+        error = torch.max((values - seen["returns"]).square(), (clipped - seen["returns"]).square()).mean()
+        return 0.25 * error - gain - 0.01 * policy.entropy().mean()
 
     def learn(self, seen: dict[str, Tensor], state: Any) -> None:
         """state: before the rollout."""
-        fresh = True
-        for _ in range(self.sizes.epochs):
-            for rows in torch.randperm(self.sizes.environments).chunk(self.sizes.minibatches):
+        for epoch in range(self.sizes.epochs):
+            parts = torch.randperm(self.sizes.environments).chunk(self.sizes.minibatches)
+            for i, rows in enumerate(parts):
                 part = {name: tensor[:, rows] for name, tensor in seen.items()}
-                loss = self.loss(part, self.agent.taken(state, rows), check=fresh)
-                fresh = False
+                loss = self.loss(part, self.agent.taken(state, rows), check=epoch == i == 0)
                 self.optimizer.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(self.agent.parameters(), 0.5)
@@ -198,19 +182,16 @@ class Training:
         middle = time.perf_counter()
         self.learn(seen, before)
         ended = time.perf_counter()
-        return {
-            "steps_per_second": self.sizes.environments * self.sizes.steps / (ended - started),
-            "rollout_s": middle - started,
-            "learning_s": ended - middle,
-            "reward": seen["rewards"].mean().item(),
-        }
+        speed = self.sizes.environments * self.sizes.steps / (ended - started)
+        seconds = {"rollout_s": middle - started, "learning_s": ended - middle}
+        return {"steps_per_second": speed, **seconds, "reward": seen["rewards"].mean().item()}
 
 
 def contenders(sizes: Sizes) -> dict[str, Training]:
     """Of each agent its training, all from the same weights."""
-    agents: dict[str, Agent] = {"nn.LSTM": Agent(sizes)}
+    agents = {"nn.LSTM": Agent(nn.LSTM(sizes.features, sizes.hidden))}
     for momentum in (None, mr.HeavyBall(mu=0.6)):
-        agent = OurAgent(sizes, momentum)
+        agent = OurAgent(mr.LSTM(sizes.features, sizes.hidden, momentum=momentum, carry_momentum=True))
         agent.load_state_dict(agents["nn.LSTM"].state_dict())
         agents[f"LSTM with a State, {momentum!r}"] = agent
     return {name: Training(agent, sizes) for name, agent in agents.items()}
@@ -220,23 +201,22 @@ def measured(trainings: dict[str, Training], rounds: int) -> dict[str, Any]:
     """Median, lowest and highest of each figure, and the ratio of steps a second to those of nn.LSTM."""
     found: dict[str, list[dict[str, float]]] = {name: [] for name in trainings}
     for turn in range(rounds + 1):
+        speed_of_torch = None  # nn.LSTM has the first turn
         for name, training in trainings.items():
             figures = training.round()
+            speed_of_torch = speed_of_torch or figures["steps_per_second"]
+            figures["speed_over_nn.LSTM"] = figures["steps_per_second"] / speed_of_torch
             if turn:  # the first warms up
                 found[name].append(figures)
-        for figures in (each[-1] for each in found.values() if turn):
-            figures["speed_over_nn.LSTM"] = (
-                figures["steps_per_second"] / found["nn.LSTM"][-1]["steps_per_second"]
-            )
     result: dict[str, Any] = {}
-    for name, figures_of_rounds in found.items():
-        result[name] = {}
-        for figure in figures_of_rounds[0]:
-            values = [figures[figure] for figures in figures_of_rounds]
-            summary = {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}
-            result[name][figure] = summary
+    for name, all_figures in found.items():
+        columns = {figure: [figures[figure] for figures in all_figures] for figure in all_figures[0]}
+        result[name] = {
+            figure: {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}
+            for figure, values in columns.items()
+        }
         medians = (f"{figure} {value['median']:.3g}" for figure, value in result[name].items())
-        print(f"{name:50} {'  '.join(medians)}", flush=True)
+        print(f"{name:48} {'  '.join(medians)}", flush=True)
     return result
 
 
@@ -252,11 +232,8 @@ def main() -> None:
     torch.manual_seed(0)
     sizes = Sizes(**{field.name: getattr(args, field.name) for field in fields(Sizes)})
     options = " ".join(f"--{name} {value}" for name, value in vars(args).items() if name != "json")
-    result = {
-        **provenance(f"python benchmarks/policy_loop.py {options}", "cpu"),
-        "threads": torch.get_num_threads(),
-        "cases": {"PPO": measured(contenders(sizes), args.rounds)},
-    }
+    result = provenance(f"python benchmarks/policy_loop.py {options}", "cpu")
+    result |= {"threads": args.threads, "cases": {"PPO": measured(contenders(sizes), args.rounds)}}
     if args.json:
         with open(args.json, "w") as file:
             file.write(json.dumps(result, indent=2) + "\n")

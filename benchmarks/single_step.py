@@ -26,7 +26,7 @@ import momentumrnn as mr
 from momentumrnn.provenance import provenance
 
 FAMILIES = ("LSTM", "GRU", "RNN")
-MOMENTA = (None, mr.HeavyBall(mu=0.6), mr.Nesterov(), mr.Adam(mu=0.6, beta=0.99, eps=1e-3))
+MOMENTA = (None, mr.HeavyBall(mu=0.6), mr.Nesterov(), mr.Adam(mu=0.6, beta=0.9, eps=0.1))
 STEPS_BEFORE = 5  # what the state of each contender has seen
 MODES = ("forward", "both")
 
