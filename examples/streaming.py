@@ -4,21 +4,22 @@ import torch
 
 import momentumrnn as mr
 
-lstm = mr.LSTM(3, 8, num_layers=2, momentum=mr.ScheduledRestart(every=10))
+# With carry_momentum the layer always returns a State: a flat tuple, here (h, c, v, n, k).
+lstm = mr.LSTM(3, 8, num_layers=2, momentum=mr.ScheduledRestart(every=10), carry_momentum=True)
 x = torch.randn(100, 4, 3)
 
-whole, end = lstm(x, lstm.initial_state(batch_size=4))
+whole, end = lstm(x)
 
-state, pieces = lstm.initial_state(batch_size=4), []
+state, pieces = None, []
 for chunk in x.split([1, 7, 30, 62]):
     out, state = lstm(chunk, state)
     pieces.append(out)
 print("largest difference to the whole:", (torch.cat(pieces) - whole).abs().max().item())
-print("steps taken by each row:", state.k.tolist())
+print("steps taken by each row:", state.k[0].tolist())
 
 # Rows come and go: keep the first and the last sequence, and go on with those.
 out, state = lstm(torch.randn(5, 2, 3), state.select([0, 3]))
-print("steps taken by each row:", state.k.tolist())
+print("steps taken by each row:", state.k[0].tolist())
 
 # One step at a time, without gradients: a Stream holds the State. Then a new sequence begins in row 2.
 stream = mr.Stream(lstm, batch_size=4)
@@ -26,14 +27,15 @@ steps = torch.stack([stream(x_t) for x_t in x])
 print("largest difference of single steps:", (steps - whole).abs().max().item())
 stream.reset([2])
 y = stream(x[0])
-print("steps taken by each row:", stream.state.k.tolist())
+print("steps taken by each row:", stream.state.k[0].tolist())
 print("how it runs:", stream.description)
 
-# Truncated backpropagation: detach between pieces, and the momentum goes on across the cut.
+# Truncated backpropagation, as for (h, c): detach each entry, and the momentum goes on across the cut.
 optimizer = torch.optim.SGD(lstm.parameters(), lr=0.1)
-state = lstm.initial_state(batch_size=4)
+state = None
 for chunk in x.split(25):
-    out, state = lstm(chunk, state.detach())
+    out, state = lstm(chunk, state)
+    state = tuple(t.detach() for t in state)
     loss = out.square().mean()
     optimizer.zero_grad()
     loss.backward()

@@ -53,16 +53,19 @@ class LSTM(Recurrent):
         init: "torch", "paper", "dtriv", or an `Init` such as `init.Paper(forget_bias=-4)`. Default: "torch"
         backend: "auto" takes the fastest of "cuda", "native" and "reference" that can run a call.
             `explain(input)` says which one, and why. Default: "auto"
+        carry_momentum: True makes every final state a `State`, which the next call goes on from with its
+            momentum. Default: False
 
     Inputs, for T time steps, B sequences, 1 or 2 directions, and P = H without a projection:
         input: (T, B, D); with batch_first (B, T, D); unbatched (T, D); or a `PackedSequence`
         hx: None for zeros; `(h_0, c_0)` of shapes (L * directions, B, P) and (L * directions, B, H); or a
-            `State`. Unbatched, there is no axis B.
+            `State`, or a tuple or list of its tensors. Unbatched, there is no axis B.
 
     Outputs:
         output: (T, B, directions * P); with batch_first (B, T, directions * P); unbatched
             (T, directions * P); or a `PackedSequence`. It has h_t of the last layer for each step.
-        final state: `(h_n, c_n)` in the shapes of `(h_0, c_0)`; or a `State` if hx is one
+        final state: `(h_n, c_n)` in the shapes of `(h_0, c_0)`; or a `State` if hx is one, or with
+            carry_momentum
 
     Attributes of layer k, with G = 4H gate rows in the order i, f, g, o; "_reverse" is the other direction:
         weight_ih_l[k]: W, (G, D) for k = 0, then (G, directions * P)
@@ -74,8 +77,9 @@ class LSTM(Recurrent):
         momentum: the momentum with the present tensors; a new one may be assigned
 
     Streaming: if hx is None or torch's, the momentum starts at zero. So pieces of a sequence equal the
-    whole only if a `State` is carried: begin with `initial_state(batch_size)` and pass on what comes back. A
-    bidirectional layer has no `State`. `Stream` feeds a layer step by step.
+    whole only if a `State` is carried. With carry_momentum, pass on what comes back. Without it, begin with
+    `initial_state(batch_size)`. A layer with a momentum that gets torch's hx warns once. A bidirectional
+    layer has no `State`. `Stream` feeds a layer step by step.
 
     Precision: on a GPU, cuDNN's layers and the backend "cuda" multiply float32 as TF32, or with operands of
     as many bits, while `torch.backends.cudnn.allow_tf32` is True, torch's default. Other products follow
@@ -108,6 +112,7 @@ class LSTM(Recurrent):
         momentum: Momentum | None = None,
         init: str | Init = "torch",
         backend: str = "auto",
+        carry_momentum: bool = False,
     ) -> None:
         super().__init__(
             cells.LSTM(),
@@ -124,6 +129,7 @@ class LSTM(Recurrent):
             momentum=momentum,
             init=init,
             backend=backend,
+            carry_momentum=carry_momentum,
         )
 
 
@@ -165,6 +171,7 @@ class GRU(Recurrent):
         momentum: a `Momentum` such as `HeavyBall(mu=0.6)`, or None for a plain layer. Default: None
         init: "torch", "paper", "dtriv", or an `Init` such as `init.Paper()`. Default: "torch"
         backend: "auto", "cuda", "native" or "reference", see `LSTM`. Default: "auto"
+        carry_momentum: True makes every final state a `State`, see `LSTM`. Default: False
 
     Inputs, for T time steps, B sequences and 1 or 2 directions:
         input: (T, B, D); with batch_first (B, T, D); unbatched (T, D); or a `PackedSequence`
@@ -173,7 +180,7 @@ class GRU(Recurrent):
     Outputs:
         output: (T, B, directions * H); with batch_first (B, T, directions * H); unbatched
             (T, directions * H); or a `PackedSequence`
-        final state: h_n in the shape of h_0; or a `State` if hx is one
+        final state: h_n in the shape of h_0; or a `State` if hx is one, or with carry_momentum
 
     Attributes of layer k, with G = 3H gate rows in the order r, z, n; "_reverse" is the other direction:
         weight_ih_l[k]: W, (G, D) for k = 0, then (G, directions * H)
@@ -206,6 +213,7 @@ class GRU(Recurrent):
         momentum: Momentum | None = None,
         init: str | Init = "torch",
         backend: str = "auto",
+        carry_momentum: bool = False,
     ) -> None:
         super().__init__(
             cells.GRU(),
@@ -221,6 +229,7 @@ class GRU(Recurrent):
             momentum=momentum,
             init=init,
             backend=backend,
+            carry_momentum=carry_momentum,
         )
 
 
@@ -258,6 +267,7 @@ class RNN(Recurrent):
         init: "torch", "paper", "dtriv", or an `Init` such as `init.Paper()`. Default: "torch"
         factored: True or "printed" make the drive `U v_t`, see `Recurrent`. Default: False
         backend: "auto", "cuda", "native" or "reference", see `LSTM`. Default: "auto"
+        carry_momentum: True makes every final state a `State`, see `LSTM`. Default: False
 
     Inputs, for T time steps, B sequences and 1 or 2 directions:
         input: (T, B, D); with batch_first (B, T, D); unbatched (T, D); or a `PackedSequence`
@@ -266,7 +276,7 @@ class RNN(Recurrent):
     Outputs:
         output: (T, B, directions * H); with batch_first (B, T, directions * H); unbatched
             (T, directions * H); or a `PackedSequence`
-        final state: h_n in the shape of h_0; or a `State` if hx is one
+        final state: h_n in the shape of h_0; or a `State` if hx is one, or with carry_momentum
 
     Attributes of layer k; "_reverse" is the other direction:
         weight_ih_l[k]: W, (H, D) for k = 0, then (H, directions * H)
@@ -302,6 +312,7 @@ class RNN(Recurrent):
         init: str | Init = "torch",
         factored: bool | str = False,
         backend: str = "auto",
+        carry_momentum: bool = False,
     ) -> None:
         super().__init__(
             cells.Elman(nonlinearity),
@@ -318,5 +329,6 @@ class RNN(Recurrent):
             init=init,
             factored=factored,
             backend=backend,
+            carry_momentum=carry_momentum,
         )
         self.nonlinearity = nonlinearity

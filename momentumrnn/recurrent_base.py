@@ -1,6 +1,7 @@
 """The base of layers and step cells: parameters with torch's names, a momentum, and checked states."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
@@ -10,11 +11,12 @@ from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 
 from .backends.reference import fold_u
 from .backends.stack import Network
+from .caller_warning import warn_caller
 from .cells import Cell, Weights
 from .init import BY_NAME, Init
 from .layer_checks import check_kinds, check_tensor
-from .momentum import MAYBE_TENSORS, Momentum, moments_dtype, one_line_repr, tensor_fields
-from .state import State
+from .momentum import MAYBE_TENSORS, Momentum, MomentumState, moments_dtype, one_line_repr, tensor_fields
+from .state import MOMENTS, State
 from .torch_internals import has_parametrizations, own_tensors
 
 Device = torch.device | str | int | None
@@ -34,6 +36,9 @@ class RecurrentModule(nn.Module):
     bias: bool | str
     init: str | Init
     factored: bool | str
+    carry_momentum: bool = False  # a layer from an old pickle has none of its own
+    # Whether this module has warned that torch's hx has no momentum.
+    _warned = False
     # Whether `extra_repr` shows the cell; LSTM and its like have it in their names.
     _repr_has_cell: ClassVar[bool] = True
     # The arguments that `extra_repr` shows, each with the default at which it is left out.
@@ -142,20 +147,13 @@ class RecurrentModule(nn.Module):
         )
         return ", ".join([*cell, f"{self.input_size}, {self.hidden_size}", *changed])
 
-    def _state_shapes(
-        self, rows: tuple[int, ...], dtype: torch.dtype
-    ) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Shape and dtype of each tensor of a State. rows: (B,), or () if unbatched; dtype: of the input."""
-        gate_rows = self.cell.gates * self.hidden_size
-        first = 0 if self._momentum is None else gate_rows
-        second = 0 if self._momentum is None or self._momentum.linear else gate_rows
-        leading = (*self._leading_axes(), *rows)
-        return {
-            **{f"hidden[{i}]": ((*leading, width), dtype) for i, width in enumerate(self._hidden_widths())},
-            "v": ((*leading, first), moments_dtype(dtype)),
-            "n": ((*leading, second), moments_dtype(dtype)),
-            "k": (rows, torch.int64),
-        }
+    def _state_shapes(self, rows: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """The shape of each tensor of a State. rows: (B,), or () if unbatched."""
+        gate_rows, momentum = self.cell.gates * self.hidden_size, self._momentum
+        first = 0 if momentum is None else gate_rows
+        second = 0 if momentum is None or momentum.linear else gate_rows
+        leading = *self._leading_axes(), *rows
+        return *((*leading, width) for width in (*self._hidden_widths(), first, second)), leading
 
     def _hidden_widths(self) -> tuple[int, ...]:
         """The number of columns of each hidden tensor."""
@@ -193,41 +191,86 @@ class RecurrentModule(nn.Module):
 
     def _zero_state(self, rows: tuple[int, ...], like: Tensor) -> State:
         """The state before the first step, with the dtype and device of `like`."""
-        shapes = self._state_shapes(rows, like.dtype)
-        *hidden, v, n, k = (like.new_zeros(shape, dtype=dtype) for shape, dtype in shapes.values())
-        return State(tuple(hidden), v, n, k)
+        *hidden, v, n, k = self._state_shapes(rows)
+        tensors = [like.new_zeros(shape) for shape in hidden]
+        dtype = moments_dtype(like.dtype)
+        tensors += [like.new_zeros(shape, dtype=dtype) for shape in (v, n)]
+        return State(*tensors, like.new_zeros(k, dtype=torch.int64))
 
-    def _read_state(self, hx: Any, rows: tuple[int, ...], x: Tensor) -> State:
-        """hx as a State, after a check. If hx is torch's or None, the moments are empty tensors."""
-        leading = *self._leading_axes(), *rows
-        # k stays uninitialised here: it is read only if hx is a State.
-        empty, k = x.new_empty(*leading, 0), x.new_empty(rows, dtype=torch.int64)
-        if hx is None:
-            widths = self._hidden_widths()
-            zeros = {width: x.new_zeros(*leading, width) for width in set(widths)}
-            return State(tuple(zeros[width] for width in widths), empty, empty, k)
-        shapes, states = self._state_shapes(rows, x.dtype), self.cell.states
-        if isinstance(hx, State):
-            tensors, names = [*hx.hidden, hx.v, hx.n, hx.k], [f"hx.{name}" for name in shapes]
-        elif states == 1:
-            tensors, names = [hx], ["hx"]
-        elif isinstance(hx, tuple | list):
-            tensors, names = list(hx), [f"hx[{i}]" for i in range(states)]
-        else:
-            raise TypeError(f"hx should be a tuple of {states} tensors or a State, got {type(hx).__name__}")
-        if len(tensors) != len(names):
-            count = len(hx.hidden if isinstance(hx, State) else hx)
-            raise ValueError(f"hx should hold {states} hidden tensors, got {count}")
-        for name, tensor, (shape, dtype) in zip(names, tensors, shapes.values(), strict=False):
-            hint = f"the input has {rows[0]} sequences" if rows else "the input is unbatched"
-            differs = isinstance(tensor, Tensor) and tensor.shape != shape
-            last_axis_differs = differs and tensor.shape[:-1] == shape[:-1]
-            if last_axis_differs and name in ("hx.v", "hx.n"):
-                hint = f"this layer has momentum={one_line_repr(self.momentum)}"
-            elif last_axis_differs and name != "hx.k":
+    def _read_state(
+        self, hx: Any, rows: tuple[int, ...], x: Tensor
+    ) -> tuple[tuple[Tensor, ...], MomentumState | None]:
+        """The hidden tensors of hx after a check, and v, n and k, or None if the layer returns torch's state.
+
+        rows: (B,), or () if unbatched. x: the input.
+        """
+        states = self.cell.states
+        if hx is None and self.carry_momentum:
+            hx = self._zero_state(rows, x)
+        elif hx is None:
+            leading = *self._leading_axes(), *rows
+            zeros = {width: x.new_zeros(*leading, width) for width in set(self._hidden_widths())}
+            return tuple(zeros[width] for width in self._hidden_widths()), None
+        if isinstance(hx, Tensor) and states == 1:
+            hx = (hx,)
+        elif not isinstance(hx, tuple | list) or (states == 1 and len(hx) != 1 + MOMENTS):
+            form = "a Tensor" if states == 1 else f"a tuple of {states} tensors"
+            raise TypeError(f"hx should be {form} or a State, got {type(hx).__name__}")
+        count = len(hx)
+        if count not in (states, states + MOMENTS):
+            expected = f"{states} hidden tensors, or the {states + MOMENTS} tensors of a State"
+            raise ValueError(f"hx should hold {expected}, got {count}")
+        hint = f"the input has {rows[0]} sequences" if rows else "the input is unbatched"
+        self._check_state("hx", hx, rows, x.dtype, x.device, hint)
+        if count > states:
+            return tuple(hx[:states]), MomentumState(*hx[states:])
+        if self._momentum is not None and not self._warned:
+            self._warn_of_lost_momentum()
+        moments = MomentumState(*self._zero_state(rows, x)[states:]) if self.carry_momentum else None
+        return tuple(hx), moments
+
+    def _check_state(
+        self,
+        name: str,
+        tensors: Sequence[object],
+        rows: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        hint: str,
+    ) -> None:
+        """Raise unless these are the tensors of a State, or the first of them, for so many rows.
+
+        name: of the argument; dtype: of the input; hint: where the number of rows comes from.
+        """
+        states, moments = self.cell.states, moments_dtype(dtype)
+        for i, (tensor, shape) in enumerate(zip(tensors, self._state_shapes(rows), strict=False)):
+            expected = dtype if i < states else torch.int64 if i == states + 2 else moments
+            if (
+                isinstance(tensor, Tensor)
+                and tensor.shape == shape
+                and tensor.dtype == expected
+                and tensor.device == device
+            ):
+                continue
+            alone = states == 1 == len(tensors)
+            label = name if alone else f"{name}[{i}]" if i < states else f"{name}.{'vnk'[i - states]}"
+            if isinstance(tensor, Tensor) and i != states + 2 and tensor.shape[:-1] == shape[:-1]:
                 hint = f"this layer has hidden_size={self.hidden_size}, proj_size={self.proj_size}"
-            check_tensor(name, tensor, shape, dtype, x.device, hint)
-        return hx if isinstance(hx, State) else State(tuple(tensors), empty, empty, k)
+                if i >= states:
+                    hint = f"this layer has momentum={one_line_repr(self.momentum)}"
+            check_tensor(label, tensor, shape, expected, device, hint)
+
+    def _warn_of_lost_momentum(self) -> None:
+        """Warn, once, that torch's hx came."""
+        if torch.compiler.is_compiling():
+            return
+        self._warned = True
+        carries = "" if self.carry_momentum else "make it with carry_momentum=True and "
+        warn_caller(
+            f"{type(self).__name__} was given torch's hx, so its momentum starts at zero in this call. To go "
+            f"on with a sequence, {carries}pass on the State that it returns. To begin one here without this "
+            "warning, pass State.from_hidden(hx, layer)."
+        )
 
 
 def as_torch(hidden: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:

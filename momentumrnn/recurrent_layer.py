@@ -19,6 +19,8 @@ from .state import State
 from .torch_internals import exporting
 from .value_checks import check_choice, check_integer
 
+NO_STATE = "a bidirectional layer can't stream: its reverse direction begins at the end of the sequence"
+
 
 class Recurrent(RecurrentModule):
     """A recurrent network of any cell, driven by any momentum.
@@ -61,17 +63,20 @@ class Recurrent(RecurrentModule):
             multiplies the first moment by U before the division, as in print. Default: False
         backend: "auto" takes the fastest of "cuda", "native" and "reference" that can run a call.
             `explain(input)` says which one, and why. Default: "auto"
+        carry_momentum: True makes every final state a `State`, which the next call goes on from with its
+            momentum. Default: False
 
     Inputs, for T time steps, B sequences, 1 or 2 directions, and P = H without a projection:
         input: (T, B, D); with batch_first (B, T, D); unbatched (T, D); or a `PackedSequence`
         hx: None for zeros; for a cell with one tensor in its state that tensor, for others a tuple, each
-            (L * directions, B, width); or a `State`. `cell.widths(hidden_size)` has the widths, h first; with
-            a projection the width of h is P. Unbatched, there is no axis B.
+            (L * directions, B, width); or a `State`, or a tuple or list of its tensors.
+            `cell.widths(hidden_size)` has the widths, h first; with a projection the width of h is P.
+            Unbatched, there is no axis B.
 
     Outputs:
         output: (T, B, directions * P); with batch_first (B, T, directions * P); unbatched
             (T, directions * P); or a `PackedSequence`. It has h_t of the last layer for each step.
-        final state: in the form and the shapes of hx
+        final state: in the form and the shapes of hx; a `State` with carry_momentum
 
     Attributes of layer k, with G = `cell.gates * hidden_size` gate rows; "_reverse" is the other direction:
         weight_ih_l[k]: W, (G, D) for k = 0, then (G, directions * P)
@@ -99,6 +104,7 @@ class Recurrent(RecurrentModule):
         "init": "torch",
         "factored": False,
         "backend": "auto",
+        "carry_momentum": False,
     }
 
     def __init__(
@@ -119,12 +125,16 @@ class Recurrent(RecurrentModule):
         init: str | Init = "torch",
         factored: bool | str = False,
         backend: str = "auto",
+        carry_momentum: bool = False,
     ) -> None:
         super().__init__()
         check_cell_options(cell, momentum, input_size, hidden_size, bias, init)
         check_layer_options(cell, hidden_size, num_layers, batch_first, dropout, bidirectional, proj_size)
         check_factored(factored, cell, proj_size)
         check_choice("backend", backend, registry.NAMES)
+        check_choice("carry_momentum", carry_momentum, (True, False))
+        if carry_momentum and bidirectional:
+            raise ValueError(f"carry_momentum should be False, since {NO_STATE}, got True")
         self.cell = cell
         self.input_size = input_size
         self.hidden_size = hidden_size
@@ -137,6 +147,7 @@ class Recurrent(RecurrentModule):
         self.init = init
         self.factored = factored
         self.backend = backend
+        self.carry_momentum = carry_momentum
         outputs = (proj_size or hidden_size) * (2 if bidirectional else 1)
         for suffix in self._suffixes():
             columns = input_size if suffix.startswith("_l0") else outputs
@@ -148,8 +159,8 @@ class Recurrent(RecurrentModule):
         """The outputs of all steps, and the final state; the class describes both.
 
         input: (T, B, D), with batch_first (B, T, D), unbatched (T, D), or a PackedSequence.
-        hx: None or torch's initial state, for which the final state is torch's too and the momentum starts
-            at zero; or a `State`, for which the final state is a `State` and the momentum goes on.
+        hx: None or torch's initial state, for which the momentum starts at zero; or a `State`, or a tuple or
+            list of its tensors, for which the final state is a `State` and the momentum goes on.
         """
         net = self._network_for(input)
         # A loop over time takes minutes to compile. So torch.compile breaks its graph here, as it does for
@@ -167,39 +178,37 @@ class Recurrent(RecurrentModule):
 
     def _forward(self, net: Network, input: Tensor | PackedSequence, hx: Any) -> tuple[Any, Any]:
         x, sizes = self._packed_rows(input, net.weights[0].ih)
-        if isinstance(hx, State) and self.bidirectional:
-            raise ValueError(
-                "hx should be torch's, got a State: a bidirectional layer can't stream, since its "
-                "reverse direction begins at the end of the sequence"
-            )
         packed = input if isinstance(input, PackedSequence) else None
-        batched = isinstance(input, PackedSequence) or input.dim() == 3
-        state = self._read_state(hx, (sizes[0],) if batched else (), x)
+        batched = packed is not None or input.dim() == 3  # type: ignore[union-attr]
+        states = self.cell.states
+        if self.bidirectional and isinstance(hx, tuple | list) and len(hx) > states:
+            raise ValueError(f"hx should be torch's, got a State: {NO_STATE}")
+        hidden, moments = self._read_state(hx, (sizes[0],) if batched else (), x)
+        # The batch is on axis 1 of every tensor.
+        state = [*hidden, *(moments or ())]
         if not batched:
-            state = state._batched()
+            state = [t.unsqueeze(1) for t in state]
         if packed is not None and packed.sorted_indices is not None:
-            state = state.select(packed.sorted_indices)
+            state = [t.index_select(1, packed.sorted_indices) for t in state]
 
-        carries_moments = isinstance(hx, State) and net.momentum is not None
-        moments = MomentumState(*state[1:]) if carries_moments else None
+        carried = MomentumState(*state[states:]) if moments is not None else None
         run = registry.choose(self.backend, net, sizes).run
-        y, hidden, moments = run(net, x, sizes, state.hidden, moments)
+        y, hidden, after = run(net, x, sizes, state[:states], carried if net.momentum is not None else None)
 
-        v, n, k = moments or state[1:]
-        if isinstance(hx, State):
-            k = state.k + lengths(sizes, x.device)
-        after = State(hidden, v, n, k)
+        final = list(hidden)
+        if carried is not None:
+            final += after or (carried.v, carried.n, carried.k + lengths(sizes, x.device))
         if packed is not None and packed.unsorted_indices is not None:
-            after = after.select(packed.unsorted_indices)
+            final = [t.index_select(1, packed.unsorted_indices) for t in final]
         if not batched:
-            after = after._unbatched()
-        final = after if isinstance(hx, State) else as_torch(after.hidden)
+            final = [t.squeeze(1) for t in final]
+        state_after = as_torch(tuple(final)) if carried is None else State(*final)
         if packed is not None:
-            return PackedSequence(y, *packed[1:]), final
+            return PackedSequence(y, *packed[1:]), state_after
         out = y.view(len(sizes), sizes[0], y.shape[-1])
         if not batched:
-            return out.squeeze(1), final
-        return out.transpose(0, 1) if self.batch_first else out, final
+            return out.squeeze(1), state_after
+        return out.transpose(0, 1) if self.batch_first else out, state_after
 
     def initial_state(self, batch_size: int | None = None) -> State:
         """The `State` before the first step.
@@ -207,10 +216,7 @@ class Recurrent(RecurrentModule):
         batch_size: the number of sequences, or None for the state of an unbatched input.
         """
         if self.bidirectional:
-            raise ValueError(
-                "initial_state: a bidirectional layer can't stream, since its reverse direction begins at "
-                "the end of the sequence; expected bidirectional=False"
-            )
+            raise ValueError(f"initial_state: {NO_STATE}; expected bidirectional=False")
         if batch_size is not None:
             check_integer("batch_size", batch_size)
         rows = () if batch_size is None else (batch_size,)

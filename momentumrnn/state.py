@@ -1,84 +1,282 @@
 """The state that a layer carries from one piece of a sequence to the next."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from .momentum import moments_dtype
+from .torch_internals import register_pytree_node
+from .value_checks import check_integer, describe
+
+Rows = Tensor | Sequence[int] | slice
+MOMENTS = 3  # v, n and k
 
 
-class State(NamedTuple):
+class HasState(Protocol):
+    """A layer or step cell of ours."""
+
+    def initial_state(self, batch_size: int | None = None) -> "State": ...
+
+
+class State(tuple[Tensor, ...]):
     """Everything that a layer or step cell carries from one piece of a sequence to the next.
 
-    A layer that gets a `State` returns a `State`. Pieces of a sequence then give the outputs, final state
-    and gradients of the whole. `layer.initial_state(batch_size)` makes the first one.
+    A flat tuple: `(h, c, v, n, k)` for an LSTM, `(h, v, n, k)` for a GRU or RNN. In general it has the
+    tensors of the cell's state, then v, n and k. For L layers, B sequences, H hidden units and G gate rows
+    (4H for an LSTM, 3H for a GRU, H for an RNN):
 
-    For L layers, B sequences, H hidden units and G gate rows (4H for an LSTM, 3H for a GRU, H for an RNN):
-
-        hidden: a tuple of tensors, each (L, B, H): (h, c) for an LSTM, (h,) for a GRU or RNN. With
-            proj_size=P, h is (L, B, P). Other cells may have more tensors, and other widths.
+        h, c: (L, B, H) each. With proj_size=P, h is (L, B, P). Other cells may have other widths.
         v: (L, B, G), the first moment, or (L, B, 0) without momentum.
         n: (L, B, G), the second moment of Adam and RMSProp, or (L, B, 0) for other momenta.
-        k: (B,), int64, the number of steps that each sequence has taken.
+        k: (L, B), int64, the number of steps that each sequence has taken.
 
-    A bidirectional layer has no State: its reverse direction begins at the end of the sequence.
-    The state of an unbatched input has no axis B. The state of a step cell has no axis L.
-    v and n are in float32 if the layer is in 16 bits, else in the dtype of the layer.
-    A State can be written by `torch.save` and read by `torch.load`.
+    So every entry has the batch on the same axis. The state of an unbatched input has no axis B, that of a
+    step cell has no axis L. v and n are in float32 if the layer is in 16 bits, else in its dtype.
+
+    A layer that gets a State returns a State. A layer with `carry_momentum=True` always returns one. Pieces
+    of a sequence then give the outputs, final state and gradients of the whole. In place of a State a layer
+    takes any tuple or list of these tensors. So code that was written for `(h, c)` can treat each entry as
+    it treats h, and pass on what it gets:
 
     >>> from momentumrnn import LSTM, HeavyBall
-    >>> lstm, x = LSTM(3, 5, momentum=HeavyBall(mu=0.9)), torch.randn(12, 2, 3)
-    >>> state, outputs = lstm.initial_state(batch_size=2), []
+    >>> lstm, x = LSTM(3, 5, momentum=HeavyBall(mu=0.9), carry_momentum=True), torch.randn(12, 2, 3)
+    >>> state, outputs = None, []
     >>> for piece in x.split(4):
-    ...     out, state = lstm(piece, state.detach())
+    ...     out, state = lstm(piece, state)
+    ...     state = tuple(t.detach() for t in state)
     ...     outputs.append(out)
     >>> torch.allclose(torch.cat(outputs), lstm(x)[0], atol=1e-6)
     True
+
+    A bidirectional layer has no State, because its reverse direction begins at the end of the sequence.
+
+    Args:
+        tensors: the entries, one by one, or one iterable of them. `layer.initial_state(batch_size)` makes the
+            first State, `State.from_hidden((h, c), layer)` one that begins with torch's hidden state.
+
+    Attributes:
+        hidden: the state of the cell, a tuple: `(h, c)` for an LSTM, `(h,)` for a GRU or RNN
+        v, n, k: the last three entries
+
+    >>> state = State(state)
+    >>> state.k, [tuple(t.shape) for t in state.hidden]
+    (tensor([[12, 12]]), [(1, 2, 5), (1, 2, 5)])
+    >>> out, state = lstm(x, state.reset([1]))           # another sequence begins in row 1
     >>> state.k
-    tensor([12, 12])
+    tensor([[24, 12]])
     """
 
-    hidden: tuple[Tensor, ...]
-    v: Tensor
-    n: Tensor
-    k: Tensor
+    __slots__ = ()
+
+    def __new__(cls, *tensors: Any) -> "State":
+        if len(tensors) == 1:
+            tensors = tuple(tensors[0])
+        elif len(tensors) == 1 + MOMENTS and isinstance(tensors[0], tuple | list):
+            tensors = _from_nested(*tensors)
+        if len(tensors) <= MOMENTS:
+            raise TypeError(f"State should get the tensors h, ..., v, n and k, got {len(tensors)} values")
+        return tuple.__new__(cls, tensors)
+
+    @property
+    def hidden(self) -> tuple[Tensor, ...]:
+        return self[:-MOMENTS]
+
+    @property
+    def v(self) -> Tensor:
+        return self[-3]
+
+    @property
+    def n(self) -> Tensor:
+        return self[-2]
+
+    @property
+    def k(self) -> Tensor:
+        return self[-1]
+
+    @classmethod
+    def from_hidden(cls, hidden: Tensor | Sequence[Tensor], layer: HasState) -> "State":
+        """The State of a sequence that begins with torch's hidden state, and with a momentum of zero.
+
+        hidden: `(h, c)` of an LSTM, h of a GRU or RNN; layer: the layer or step cell that it is for.
+        """
+        tensors = [hidden] if isinstance(hidden, Tensor) else list(hidden)
+        start = _initial_state(layer, tensors[0], "hidden")
+        if len(tensors) != len(start.hidden):
+            raise ValueError(f"hidden should hold {len(start.hidden)} tensors, got {len(tensors)}")
+        for i, (tensor, zeros) in enumerate(zip(tensors, start.hidden, strict=True)):
+            _check_shape(f"hidden[{i}]", tensor, zeros.shape)
+        return cls(*tensors, *start[-MOMENTS:])
+
+    @classmethod
+    def from_tensor(cls, tensor: Tensor, layer: HasState) -> "State":
+        """The State that `as_tensor` wrote. layer: the layer or step cell that it is for."""
+        start = _initial_state(layer, tensor, "tensor")
+        widths = [*(t.shape[-1] for t in start[:-1]), 1]
+        _check_shape("tensor", tensor, (*start.k.shape, sum(widths)))
+        *others, k = torch.split_with_sizes(tensor, widths, -1)
+        like = zip(others, start[:-1], strict=True)
+        return cls(*(t.to(zeros.dtype) for t, zeros in like), k.squeeze(-1).detach().round().long())
+
+    @classmethod
+    def cat(cls, states: Iterable["State"]) -> "State":
+        """The sequences of several states, one state after another."""
+        states = [State(state) for state in states]
+        if not states:
+            raise ValueError("states should hold at least one State, got none")
+        axis = states[0]._batch_axis("cat")
+        return cls(torch.cat(tensors, axis) for tensors in zip(*states, strict=True))
+
+    def as_tensor(self) -> Tensor:
+        """All entries side by side on the last axis, k as a number: (L, B, width).
+
+        It is for code that stores states as one tensor, such as a buffer of a policy. It is in the dtype of
+        v, so in float32 k is exact up to 2^24 steps. All zeros are the state of a new sequence.
+        """
+        *others, k = self
+        return torch.cat([*(t.to(self.v.dtype) for t in others), k.unsqueeze(-1).to(self.v.dtype)], -1)
 
     def detach(self) -> "State":
         """The same state without its graph: gradients end here."""
-        return self._map(Tensor.detach, Tensor.detach)
+        return State(t.detach() for t in self)
+
+    def clone(self) -> "State":
+        """A copy, through which gradients go."""
+        return State(t.clone() for t in self)
 
     def to(self, *args: Any, **kwargs: Any) -> "State":
         """Move or cast the state, as `Tensor.to` does. v and n stay in float32 at least, k in int64."""
-        hidden = tuple(h.to(*args, **kwargs) for h in self.hidden)
+        hidden = [h.to(*args, **kwargs) for h in self.hidden]
         device, dtype = hidden[0].device, moments_dtype(hidden[0].dtype)
-        return State(hidden, self.v.to(device, dtype), self.n.to(device, dtype), self.k.to(device))
+        return State(*hidden, self.v.to(device, dtype), self.n.to(device, dtype), self.k.to(device))
 
-    def select(self, rows: Tensor | Sequence[int] | slice) -> "State":
+    def select(self, rows: Rows) -> "State":
         """The state of some sequences of the batch. rows: indices, a mask (B,) or a slice."""
-        if self.k.dim() == 0:
-            raise ValueError(
-                "select: the State should have a batch axis, got an unbatched one, whose k has shape ()"
-            )
+        axis = self._batch_axis("select")
         if not isinstance(rows, Tensor | Sequence | slice) or isinstance(rows, str):
             raise TypeError(f"select: rows should be indices, a mask or a slice, got {rows!r}")
-        rows = list(rows) if isinstance(rows, Sequence) else rows
-        return self._map(lambda t: t[..., rows, :], lambda k: k[rows])
+        index = *[slice(None)] * axis, list(rows) if isinstance(rows, Sequence) else rows
+        return State(t[index] for t in self)
 
-    def _batched(self) -> "State":
-        """An unbatched state with an axis B of size 1."""
-        return self._map(lambda t: t.unsqueeze(-2), lambda k: k.unsqueeze(-1))
+    def reset(self, rows: Rows | None = None) -> "State":
+        """The same state, but zero where other sequences begin.
 
-    def _unbatched(self) -> "State":
-        """The inverse of `_batched`."""
-        return self._map(lambda t: t.squeeze(-2), lambda k: k.squeeze(-1))
+        rows: indices, a mask (B,), a slice, or None for all. A mask on the state's device does not wait for a
+            GPU.
+        """
+        mask = rows_as_mask(rows, self.k.shape[self._batch_axis("reset")]).to(self.k.device)
+        return self._by_row(mask, lambda t, mask: t.masked_fill(mask, 0))
 
-    def _map(self, of_rows: Callable[[Tensor], Tensor], of_k: Callable[[Tensor], Tensor]) -> "State":
-        """of_rows is applied to the tensors whose axis B is the last but one, of_k to k."""
-        hidden = tuple(map(of_rows, self.hidden))
-        return State(hidden, of_rows(self.v), of_rows(self.n), of_k(self.k))
+    def where(self, mask: Tensor, other: "State") -> "State":
+        """This state in the rows where the mask (B,) is true, the other state elsewhere."""
+        axis = self._batch_axis("where")
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != self.k.shape[axis:]:
+            expected = f"a mask of shape {tuple(self.k.shape[axis:])} and dtype torch.bool"
+            raise TypeError(f"where: mask should be {expected}, got {describe(mask)}")
+        others = iter(other)
+        return self._by_row(mask, lambda t, mask: t.where(mask, next(others)))
+
+    def repeat(self, times: int) -> "State":
+        """The batch several times over, as `Tensor.repeat` does: rows 0, 1, 0, 1 for two sequences."""
+        check_integer("repeat: times", times)
+        axis = self._batch_axis("repeat")
+        return State(torch.cat([t] * times, axis) for t in self)
+
+    def repeat_interleave(self, times: int) -> "State":
+        """Each sequence several times, as `Tensor.repeat_interleave` does: rows 0, 0, 1, 1 for two."""
+        check_integer("repeat_interleave: times", times)
+        axis = self._batch_axis("repeat_interleave")
+        return State(t.repeat_interleave(times, axis) for t in self)
+
+    def _replace(
+        self,
+        *,
+        hidden: Sequence[Tensor] | None = None,
+        v: Tensor | None = None,
+        n: Tensor | None = None,
+        k: Tensor | None = None,
+    ) -> "State":
+        """The same state with other tensors in place of some, as a NamedTuple has it."""
+        moments = (old if new is None else new for old, new in zip(self[-MOMENTS:], (v, n, k), strict=True))
+        return State(*(self.hidden if hidden is None else hidden), *moments)
+
+    def __repr__(self) -> str:
+        return f"State(hidden={self.hidden!r}, v={self.v!r}, n={self.n!r}, k={self.k!r})"
+
+    def _batch_axis(self, method: str) -> int:
+        if self.k.dim() == 0:
+            raise ValueError(f"{method}: the State should have a batch axis, got k of shape ()")
+        return self.k.dim() - 1
+
+    def _by_row(self, mask: Tensor, function: Callable[[Tensor, Tensor], Tensor]) -> "State":
+        """A function of each entry and of the mask (B,), which broadcasts over the entry."""
+        *others, k = self
+        column = mask.unsqueeze(-1)
+        return State(*(function(t, column) for t in others), function(k, mask))
 
 
+def rows_as_mask(rows: Rows | None, count: int) -> Tensor:
+    """Rows of a batch of `count` sequences as a mask (count,), after a check; None is all of them."""
+    mask = torch.zeros(count, dtype=torch.bool)
+    if rows is None:
+        return ~mask
+    expected = f"rows should be indices from 0 to {count - 1}, a mask of shape ({count},) or a slice"
+    if isinstance(rows, slice):
+        mask[rows] = True
+        return mask
+    if isinstance(rows, Sequence) and not isinstance(rows, str):
+        if not all(isinstance(row, int) for row in rows):
+            raise TypeError(f"{expected}, got {rows!r}")
+        rows = torch.tensor(rows, dtype=torch.bool if rows and isinstance(rows[0], bool) else torch.int64)
+    if not isinstance(rows, Tensor):
+        raise TypeError(f"{expected}, got {rows!r}")
+    if rows.dtype == torch.bool:
+        if rows.shape != (count,):
+            raise ValueError(f"{expected}, got a mask of shape {tuple(rows.shape)}")
+        return rows
+    if rows.is_floating_point() or rows.is_complex():
+        raise TypeError(f"{expected}, got a tensor of {rows.dtype}")
+    for row in rows.flatten().tolist():
+        if not -count <= row < count:
+            raise IndexError(f"{expected}, got {row}")
+        mask[row] = True
+    return mask
+
+
+def _initial_state(layer: HasState, like: Tensor, name: str) -> State:
+    """The first State of a layer, with a batch axis if `like` has one before its last axis."""
+    if not hasattr(layer, "initial_state"):
+        raise TypeError(f"layer should be a layer or step cell of momentumrnn, got {type(layer).__name__}")
+    if not isinstance(like, Tensor):
+        raise TypeError(f"{name} should hold tensors, got {type(like).__name__}")
+    start = layer.initial_state()
+    return layer.initial_state(like.shape[-2]) if like.dim() == start[0].dim() + 1 else start
+
+
+def _check_shape(name: str, tensor: Tensor, shape: Sequence[int]) -> None:
+    if tensor.shape != shape:
+        raise ValueError(f"{name} should have shape {tuple(shape)}, got {tuple(tensor.shape)}")
+
+
+def _from_nested(hidden: Sequence[Tensor], v: Tensor, n: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+    """The entries of a State in the form of version 0.1: hidden a tuple, and k without the axis of layers."""
+    warnings.warn(
+        "State((h, c), v, n, k) is now State(h, c, v, n, k), with k of shape (L, B)",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    if hidden[0].dim() - k.dim() == 2:
+        k = k.expand(len(hidden[0]), *k.shape).contiguous()
+    return *hidden, v, n, k
+
+
+register_pytree_node(
+    State,
+    lambda state: (list(state), None),
+    lambda entries, _: tuple.__new__(State, entries),
+    "momentumrnn.State",
+)
 # torch.load reads a State under its present name, and under that in files from before modules.py was split.
 torch.serialization.add_safe_globals([State, (State, "momentumrnn.modules.State")])

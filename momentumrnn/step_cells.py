@@ -1,6 +1,5 @@
 """Cells that drop in for torch.nn.LSTMCell, GRUCell and RNNCell: one time step of a layer."""
 
-import warnings
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +13,7 @@ from .layer_checks import check_cell_options, check_factored, check_input
 from .momentum import Momentum, MomentumState
 from .recurrent_base import Device, RecurrentModule, as_torch
 from .state import State
-from .value_checks import check_integer
+from .value_checks import check_choice, check_integer
 
 
 class RecurrentCell(RecurrentModule):
@@ -42,13 +41,14 @@ class RecurrentCell(RecurrentModule):
         momentum: a `Momentum` such as `HeavyBall(mu=0.6)`, or None for a plain cell. Default: None
         init: "torch", "paper", "dtriv", or an `Init` such as `init.Paper()`. Default: "torch"
         factored: True or "printed" make the drive `U v_t`, see `Recurrent`. Default: False
+        carry_momentum: True makes every output state a `State`. Default: False
 
     Inputs, for B sequences:
         input: (B, D), or (D,) for one sequence
         hx: None for zeros; torch's state, of shape (B, H) or (H,) for each tensor of the cell; or a `State`
 
-    Output: the state after the step, in torch's form, or as a `State` if hx is one. A cell whose state has
-        several tensors returns a tuple of them.
+    Output: the state after the step, in torch's form: a tuple, if the cell has several tensors; or a `State`
+        if hx is one, or with carry_momentum
 
     Attributes, with G = `cell.gates * hidden_size` gate rows:
         weight_ih, weight_hh: W, (G, D), and U, (G, H)
@@ -56,8 +56,9 @@ class RecurrentCell(RecurrentModule):
         momentum_mu, momentum_step, momentum: as in `LSTM`
 
     Streaming: torch's hx has no place for the moments, so with it the momentum starts at zero at each step,
-    and the cell warns. A `State` carries them: begin with `initial_state(batch_size)`. `Stream` runs a layer
-    step by step without gradients, and faster.
+    and the cell warns once. A `State` carries them. With carry_momentum, pass on what comes back. Without
+    it, begin with `initial_state(batch_size)`. `Stream` runs a layer step by step without gradients, and
+    faster.
 
     Precision: on a GPU, products of a float32 cell follow `torch.backends.cuda.matmul.allow_tf32`, which is
     False by default. The moments v and n are in float32 at least.
@@ -68,6 +69,7 @@ class RecurrentCell(RecurrentModule):
         "momentum": None,
         "init": "torch",
         "factored": False,
+        "carry_momentum": False,
     }
 
     def __init__(
@@ -82,9 +84,11 @@ class RecurrentCell(RecurrentModule):
         momentum: Momentum | None = None,
         init: str | Init = "torch",
         factored: bool | str = False,
+        carry_momentum: bool = False,
     ) -> None:
         super().__init__()
         check_cell_options(cell, momentum, input_size, hidden_size, bias, init)
+        check_choice("carry_momentum", carry_momentum, (True, False))
         check_factored(factored, cell)
         self.cell = cell
         self.input_size = input_size
@@ -93,6 +97,7 @@ class RecurrentCell(RecurrentModule):
         self.proj_size = 0
         self.init = init
         self.factored = factored
+        self.carry_momentum = carry_momentum
         self._add_weights("", input_size, device, dtype)
         self.momentum = momentum
         self.reset_parameters()
@@ -102,24 +107,19 @@ class RecurrentCell(RecurrentModule):
         net = self._network()
         w = net.weights[0]
         check_input(input, (1, 2), self.input_size, w.ih)
+        hidden, moments = self._read_state(hx, tuple(input.shape[:-1]), input)
         batched = input.dim() == 2
-        state = self._read_state(hx, input.shape[:-1], input)
         if not batched:
-            input = input.unsqueeze(0)
-            state = state._batched()
-        carries_moments = isinstance(hx, State) and net.momentum is not None
-        if hx is not None and net.momentum is not None and not carries_moments:
-            warnings.warn(
-                f"{type(self).__name__} was given torch's hx, so its momentum starts at zero; to carry "
-                "it from step to step, begin with initial_state() and pass the State on",
-                stacklevel=4,  # past Module.__call__
-            )
-        moments = MomentumState(*state[1:]) if carries_moments else None
-        _, hidden, moments = reference.layer(input, [len(input)], w, net, state.hidden, moments)
-        after = State(hidden, *((moments if carries_moments else None) or state[1:]))._replace(k=state.k + 1)
+            input, hidden = input.unsqueeze(0), tuple(h.unsqueeze(0) for h in hidden)
+            moments = moments and MomentumState(*(t.unsqueeze(0) for t in moments))
+        carried = moments if net.momentum is not None else None
+        _, hidden, after = reference.layer(input, [len(input)], w, net, hidden, carried)
+        state = hidden
+        if moments is not None:
+            state = *hidden, *(after or (moments.v, moments.n, moments.k + 1))
         if not batched:
-            after = after._unbatched()
-        return after if isinstance(hx, State) else as_torch(after.hidden)
+            state = tuple(t.squeeze(0) for t in state)
+        return as_torch(state) if moments is None else State(*state)
 
     def initial_state(self, batch_size: int | None = None) -> State:
         """The `State` before the first step.
@@ -154,12 +154,13 @@ class LSTMCell(RecurrentCell):
         device, dtype: of the parameters. Default: those of torch
         momentum: a `Momentum` such as `HeavyBall(mu=0.6)`, or None for a plain cell. Default: None
         init: "torch", "paper", "dtriv", or an `Init` such as `init.Paper()`. Default: "torch"
+        carry_momentum: True makes every output state a `State`. Default: False
 
     Inputs, for B sequences:
         input: (B, D), or (D,) for one sequence
         hx: None for zeros; `(h, c)`, each (B, H) or (H,); or a `State`, which alone carries the momentum
 
-    Output: `(h', c')`, each (B, H) or (H,); or a `State` if hx is one
+    Output: `(h', c')`, each (B, H) or (H,); or a `State` if hx is one, or with carry_momentum
 
     Attributes, with G = 4H gate rows in the order i, f, g, o:
         weight_ih, weight_hh: W, (G, D), and U, (G, H)
@@ -190,9 +191,18 @@ class LSTMCell(RecurrentCell):
         *,
         momentum: Momentum | None = None,
         init: str | Init = "torch",
+        carry_momentum: bool = False,
     ) -> None:
         super().__init__(
-            cells.LSTM(), input_size, hidden_size, bias, device, dtype, momentum=momentum, init=init
+            cells.LSTM(),
+            input_size,
+            hidden_size,
+            bias,
+            device,
+            dtype,
+            momentum=momentum,
+            init=init,
+            carry_momentum=carry_momentum,
         )
 
 
@@ -212,12 +222,13 @@ class GRUCell(RecurrentCell):
         device, dtype: of the parameters. Default: those of torch
         momentum: a `Momentum` such as `HeavyBall(mu=0.6)`, or None for a plain cell. Default: None
         init: "torch", "paper", "dtriv", or an `Init` such as `init.Paper()`. Default: "torch"
+        carry_momentum: True makes every output state a `State`. Default: False
 
     Inputs, for B sequences:
         input: (B, D), or (D,) for one sequence
         hx: None for zeros; h, (B, H) or (H,); or a `State`, which alone carries the momentum
 
-    Output: h', (B, H) or (H,); or a `State` if hx is one
+    Output: h', (B, H) or (H,); or a `State` if hx is one, or with carry_momentum
 
     Attributes, with G = 3H gate rows in the order r, z, n:
         weight_ih, weight_hh: W, (G, D), and U, (G, H)
@@ -247,9 +258,18 @@ class GRUCell(RecurrentCell):
         *,
         momentum: Momentum | None = None,
         init: str | Init = "torch",
+        carry_momentum: bool = False,
     ) -> None:
         super().__init__(
-            cells.GRU(), input_size, hidden_size, bias, device, dtype, momentum=momentum, init=init
+            cells.GRU(),
+            input_size,
+            hidden_size,
+            bias,
+            device,
+            dtype,
+            momentum=momentum,
+            init=init,
+            carry_momentum=carry_momentum,
         )
 
 
@@ -269,12 +289,13 @@ class RNNCell(RecurrentCell):
         momentum: a `Momentum` such as `HeavyBall(mu=0.6)`, or None for a plain cell. Default: None
         init: "torch", "paper", "dtriv", or an `Init` such as `init.Paper()`. Default: "torch"
         factored: True or "printed" make the drive `U v_t`, see `Recurrent`. Default: False
+        carry_momentum: True makes every output state a `State`. Default: False
 
     Inputs, for B sequences:
         input: (B, D), or (D,) for one sequence
         hx: None for zeros; h, (B, H) or (H,); or a `State`, which alone carries the momentum
 
-    Output: h', (B, H) or (H,); or a `State` if hx is one
+    Output: h', (B, H) or (H,); or a `State` if hx is one, or with carry_momentum
 
     Attributes:
         weight_ih, weight_hh: W, (H, D), and U, (H, H)
@@ -307,6 +328,7 @@ class RNNCell(RecurrentCell):
         momentum: Momentum | None = None,
         init: str | Init = "torch",
         factored: bool | str = False,
+        carry_momentum: bool = False,
     ) -> None:
         cell = cells.Elman(nonlinearity)
         super().__init__(
@@ -319,5 +341,6 @@ class RNNCell(RecurrentCell):
             momentum=momentum,
             init=init,
             factored=factored,
+            carry_momentum=carry_momentum,
         )
         self.nonlinearity = nonlinearity

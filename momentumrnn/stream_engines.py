@@ -92,7 +92,7 @@ class GraphEngine(_GPUEngine):
 
     def __init__(self, advance: Advance, x: Tensor, state: State, rows: tuple[int, ...]) -> None:
         self._x, self._state = x, state
-        super().__init__(x.device, [x, *_tensors(state)])
+        super().__init__(x.device, [x, *state])
         x = x if rows else x.unsqueeze(0)
         capturing = False
 
@@ -125,7 +125,7 @@ class GraphEngine(_GPUEngine):
         self._write(state)
 
     def _write(self, state: State) -> None:
-        for buffer, new in zip(_tensors(self._state), _tensors(state), strict=True):
+        for buffer, new in zip(self._state, state, strict=True):
             buffer.copy_(new)
 
 
@@ -154,7 +154,7 @@ class KernelEngine(_GPUEngine):
         decay = None
         if self._momentum is not None:
             with torch.no_grad():
-                decay = self._momentum.decays(self._steps.k, self._steps.v[0]).contiguous()
+                decay = self._momentum.decays(self._steps.k, self._steps.v).contiguous()
         y = torch.empty_like(self._y_like)
         self._steps(x, y, decay)
         return y
@@ -162,10 +162,10 @@ class KernelEngine(_GPUEngine):
     def state(self) -> State:
         self._wait_for_last_stream()
         steps = self._steps
-        return State((steps.h, steps.c), steps.v, steps.n, steps.k)
+        return State(steps.h, steps.c, steps.v, steps.n, steps.k)
 
     def load(self, state: State) -> None:
-        for buffer, new in zip(_tensors(self.state()), _tensors(state), strict=True):
+        for buffer, new in zip(self.state(), state, strict=True):
             buffer.copy_(new)
 
 
@@ -201,9 +201,9 @@ def one_step(layer: Recurrent) -> tuple[Advance, str]:
 
     def run_definition(x: Tensor, state: State) -> tuple[Tensor, State]:
         net = layer._network() if fixed is None else fixed
-        moments = None if net.momentum is None else MomentumState(*state[1:])
+        moments = None if net.momentum is None else MomentumState(state.v, state.n, state.k)
         y, hidden, moments = reference.run(net, x, [len(x)], state.hidden, moments)
-        return y, State(hidden, *(moments or state[1:]))._replace(k=state.k + 1)
+        return y, State(*hidden, *(moments or (state.v, state.n, state.k + 1)))
 
     # For one step the definition is the fastest backend: the others prepare for many steps.
     if layer.backend == "auto" and not _has_own_forward(layer):
@@ -237,7 +237,7 @@ def kernel_refusal(layer: Recurrent, state: State) -> tuple[str, lstm_step.Momen
             if w.dtype != torch.float32 or not fits:
                 got = f"got {w.dtype}, {tuple(w.shape)} on {w.device}"
                 return f"the kernel takes weights that are contiguous and in torch.float32, {got}", None
-    if len(state.k) > lstm_step.MAX_ROWS:
+    if state.k.shape[1] > lstm_step.MAX_ROWS:
         return f"the kernel has {lstm_step.MAX_ROWS} rows at most", None
     numbers = None
     if layer.momentum is not None:
@@ -262,7 +262,7 @@ def _momentum_numbers(momentum: Momentum, state: State) -> lstm_step.MomentumNum
         restart_every = momentum.every
     elif type(momentum) not in DECAYS_IN_KERNEL:
         with torch.no_grad():
-            if momentum.decays(state.k, state.v[0]).shape != (len(state.k), 1):
+            if momentum.decays(state.k, state.v).shape != (*state.k.shape, 1):
                 return None
     beta = None if momentum.beta is None else float(momentum.beta)
     step_size, eps = float(momentum.step), float(momentum.eps)
@@ -274,10 +274,6 @@ def _has_own_forward(layer: Recurrent) -> bool:
     return (
         has_forward_hooks(layer) or "forward" in vars(layer) or type(layer).forward is not Recurrent.forward
     )
-
-
-def _tensors(state: State) -> list[Tensor]:
-    return [*state.hidden, state.v, state.n, state.k]
 
 
 def _stream_handle(device: int) -> int:

@@ -1,7 +1,7 @@
 """`Stream`: a layer that gets one time step at each call."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from torch import Tensor
 from .layer_checks import check_tensor
 from .momentum import one_line_repr
 from .recurrent_layer import Recurrent
-from .state import State
+from .state import Rows, State
 from .stream_engines import choose_engine
 from .torch_internals import own_tensors
 from .value_checks import check_integer
@@ -54,7 +54,7 @@ class Stream:
 
     >>> stream.reset([1])                                # another sequence begins in row 1
     >>> stream(torch.randn(2, 3)).shape, stream.state.k
-    (torch.Size([2, 5]), tensor([13,  1]))
+    (torch.Size([2, 5]), tensor([[13,  1]]))
     """
 
     description: str
@@ -72,7 +72,7 @@ class Stream:
         if state is not None:
             if not isinstance(state, State):
                 raise TypeError(f"state should be a State, got {type(state).__name__}")
-            size_of_state = state.k.shape[0] if state.k.dim() else None
+            size_of_state = state.k.shape[1] if state.k.dim() == 2 else None
             if batch_size is not None and batch_size != size_of_state:
                 raise ValueError(f"batch_size should be that of state, {size_of_state}, got {batch_size}")
             batch_size = size_of_state
@@ -106,54 +106,21 @@ class Stream:
     @property
     def state(self) -> State:
         """A copy of the `State` after the last step."""
-        state = self._engine.state()._map(Tensor.clone, Tensor.clone)
-        return state if self._rows else state._unbatched()
+        state = self._engine.state().clone()
+        return state if self._rows else State(t.squeeze(1) for t in state)
 
-    def reset(self, rows: Tensor | Sequence[int] | slice | None = None) -> None:
+    def reset(self, rows: Rows | None = None) -> None:
         """Set the state of some rows to zero, so that other sequences begin there.
 
         rows: indices, a mask (B,), a slice, or None for all. A mask on the layer's device does not wait for
             the GPU.
         """
-        mask = self._mask(rows).to(self._device)
-        self._engine.load(
-            self._engine.state()._map(
-                lambda t: t.masked_fill(mask.unsqueeze(-1), 0), lambda k: k.masked_fill(mask, 0)
-            )
-        )
+        if rows is not None and not self._rows:
+            raise ValueError(f"rows should be None, since this Stream has no batch_size, got {rows!r}")
+        self._engine.load(self._engine.state().reset(rows))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._layer!r}, batch_size={self._batch_size}): {self.description}"
-
-    def _mask(self, rows: Tensor | Sequence[int] | slice | None) -> Tensor:
-        """The rows as a mask, after a check."""
-        count = self._batch_size or 1
-        mask = torch.zeros(count, dtype=torch.bool)
-        if rows is None:
-            return ~mask
-        if not self._rows:
-            raise ValueError(f"rows should be None, since this Stream has no batch_size, got {rows!r}")
-        expected = f"rows should be indices from 0 to {count - 1}, a mask of shape ({count},) or a slice"
-        if isinstance(rows, slice):
-            mask[rows] = True
-            return mask
-        if isinstance(rows, Sequence) and not isinstance(rows, str):
-            if not all(isinstance(row, int) for row in rows):
-                raise TypeError(f"{expected}, got {rows!r}")
-            rows = torch.tensor(rows, dtype=torch.bool if rows and isinstance(rows[0], bool) else torch.int64)
-        if not isinstance(rows, Tensor):
-            raise TypeError(f"{expected}, got {rows!r}")
-        if rows.dtype == torch.bool:
-            if rows.shape != (count,):
-                raise ValueError(f"{expected}, got a mask of shape {tuple(rows.shape)}")
-            return rows
-        if rows.is_floating_point() or rows.is_complex():
-            raise TypeError(f"{expected}, got a tensor of {rows.dtype}")
-        for row in rows.flatten().tolist():
-            if not -count <= row < count:
-                raise IndexError(f"{expected}, got {row}")
-            mask[row] = True
-        return mask
 
     def _prepare(self, state: State) -> None:
         """Choose an engine for the layer as it is now, which goes on from this state."""
@@ -164,19 +131,15 @@ class Stream:
                 "call layer.eval()"
             )
         weight = layer._weight("weight_ih_l0", {}).detach()
-        tensors = [*state.hidden, state.v, state.n, state.k]
-        shapes = layer._state_shapes(self._rows, weight.dtype)
-        if len(tensors) != len(shapes):
-            expected = layer.cell.states
-            raise ValueError(f"state should hold {expected} hidden tensors, got {len(state.hidden)}")
+        if len(state.hidden) != layer.cell.states:
+            raise ValueError(f"state should hold {layer.cell.states} hidden tensors, got {len(state.hidden)}")
         momentum = one_line_repr(layer._momentum)
         hint = f"the layer has momentum={momentum}, this Stream batch_size={self._batch_size}"
-        for tensor, (name, (shape, dtype)) in zip(tensors, shapes.items(), strict=True):
-            check_tensor(f"state.{name}", tensor, shape, dtype, weight.device, hint)
+        layer._check_state("state", state, self._rows, weight.dtype, weight.device, hint)
         # Tensors made in inference mode could not be written to outside of it.
         with torch.inference_mode(False), torch.no_grad():
-            state = state._map(Tensor.clone, Tensor.clone)
-            engine, description = choose_engine(layer, state if self._rows else state._batched(), self._rows)
+            state = state.clone() if self._rows else State(t.unsqueeze(1).clone() for t in state)
+            engine, description = choose_engine(layer, state, self._rows)
         self._engine, self.description = engine, description
         self._dtype, self._device = weight.dtype, weight.device
         self._shape = *self._rows, layer.input_size

@@ -119,6 +119,11 @@ INTERNALS = (
         "torch.lstm without that error",
     ),
     Internal(
+        "torch.utils._pytree.register_pytree_node",
+        "a State is a tuple of its own, which torch.func, torch.export and others should look into",
+        "a public torch.utils.pytree.register_pytree_node",
+    ),
+    Internal(
         "torch.nn.Module._parameters",
         "a Stream compares the addresses of all weights at each step, and named_parameters() takes 3 µs",
         "torch.nn.Module.named_parameters(recurse=False) in the time that reading a dict takes",
@@ -273,6 +278,14 @@ def constant_when_compiled(function: F) -> F:
     """Marks a function that torch.compile calls once, and does not look into."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+def register_pytree_node(
+    kind: type, flatten: Callable[[Any], Any], unflatten: Callable[[Any, Any], Any], name: str
+) -> None:
+    """Tell torch.func, torch.export and others what a container holds. name: of the container in a file."""
+    if _exists("torch.utils._pytree.register_pytree_node"):
+        torch.utils._pytree.register_pytree_node(kind, flatten, unflatten, serialized_type_name=name)
 
 
 # Modules.

@@ -150,7 +150,7 @@ def begun(net, counts):
     start = net.initial_state(len(counts))
     hidden = tuple(torch.randn_like(h).requires_grad_() for h in start.hidden)
     v, n = torch.randn_like(start.v).requires_grad_(), torch.rand_like(start.n).requires_grad_()
-    return mr.State(hidden, v, n, torch.tensor(counts))
+    return mr.State(*hidden, v, n, torch.tensor(counts).expand(start.k.shape))
 
 
 def call(net, x, state=None, lengths=None):
@@ -162,12 +162,13 @@ def call(net, x, state=None, lengths=None):
 def assert_oracle(net, x, state=None, lengths=None):
     """Outputs, final state, of a State all of it, and every gradient are the oracle's."""
     got = call(net, x, state, lengths)
-    moments = None if state is None else (state.v, state.n if state.n.numel() else None, state.k.tolist())
+    moments = None if state is None else (state.v, state.n if state.n.numel() else None, state.k[0].tolist())
     out, hidden, (v, n, k) = expected(net, x, lengths, None if state is None else state.hidden, moments)
     want = out, as_torch(hidden)
     if state is not None:
         # Without a moment of that order the State's is empty, and returned as it came.
-        want = out, hidden, state.v if v is None else v, state.n if n is None else n, torch.tensor(k)
+        k = torch.tensor(k).expand(state.k.shape)
+        want = out, hidden, state.v if v is None else v, state.n if n is None else n, k
     assert_same(got, want)
     inputs = [x, *net.parameters(), *([] if state is None else [*state.hidden, state.v, state.n])]
     found, sought = (
@@ -207,7 +208,7 @@ def assert_single_steps(one, net, x):
         state = one(x_t, state)
         outs.append(state.hidden[0])
     assert_same(torch.stack(outs), out)
-    assert_same(state, (tuple(h[0] for h in after.hidden), after.v[0], after.n[0], after.k))
+    assert_same(state, [t[0] for t in after])
 
 
 def leaves(tree):

@@ -133,7 +133,7 @@ def several_ways(cell, momentum, sizes, backend, device, dtype):
     if len(hidden) > 2:
         hidden[3] = (hidden[3] * 3).floor()
     net, x = net.to(device, dtype), x.to(device, dtype)
-    state = mr.State(tuple(hidden), v, n, torch.arange(B)).to(device, dtype)
+    state = mr.State(*hidden, v, n, torch.arange(B).expand(1, B)).to(device, dtype)
     yield trained(net, x)
     yield trained(net, pack_padded_sequence(x, lengths, enforce_sorted=False))
     yield trained(net, x, state)
@@ -149,7 +149,7 @@ def trained(net, x, state=None):
     if state is not None:
         hidden = tuple(h.detach().requires_grad_() for h in state.hidden)
         v, n = (t.detach().requires_grad_() for t in (state.v, state.n))
-        state = mr.State(hidden, v, n, state.k)
+        state = mr.State(*hidden, v, n, state.k)
         inputs += [*hidden[:3], v, n]
     out, final = net(x, state)
     return backward(flat((out if isinstance(x, torch.Tensor) else out.data, final)), inputs)

@@ -139,7 +139,7 @@ def test_packed_pieces_are_the_whole(served, momentum):
     """Rows that end stay where they are, and go on from there."""
     net, x = fused(momentum), leaf(8, 4, 3)
     first, state = call(net, x, net.initial_state(4), LENGTHS)
-    assert state.k.tolist() == LENGTHS
+    assert state.k.tolist() == [LENGTHS] * len(state.k)
     rest = torch.stack([x[n : n + 3, b] for b, n in enumerate(LENGTHS)], 1)
     second, after = net(rest, state)
     for b, n in enumerate(LENGTHS):
@@ -360,12 +360,11 @@ def test_many_states(served, momentum, cell):
         states = [
             s._replace(hidden=(*s.hidden[:2], *(h.detach().abs() % 3 for h in s.hidden[2:]))) for s in states
         ]
-        stacked = [torch.stack(parts) for parts in zip(*((*s.hidden, *s[1:]) for s in states), strict=True)]
+        stacked = [torch.stack(parts) for parts in zip(*states, strict=True)]
 
         def run(*parts, net=net):
-            *hidden, v, n, k = parts
-            out, (hidden, v, n, _) = net(x, mr.State(tuple(hidden), v, n, k))
-            return out, *hidden, v, n
+            out, after = net(x, mr.State(parts))
+            return out, *after[:-1]
 
         outputs = vmap(run)(*stacked)
         results.append((outputs, gradients(outputs, [x, *net.parameters()])))

@@ -674,7 +674,7 @@ def assert_near(net, x, state=None, lengths=None, limit=NEAR):
             hx, given = tuple(hidden), hidden[:3]
         if isinstance(state, mr.State):
             v, n = (t.detach().to(wide).requires_grad_() for t in (state.v, state.n))
-            hx, given = mr.State(hx, v, n, state.k), [*given, v, n]
+            hx, given = mr.State(*hx, v, n, state.k), [*given, v, n]
         out = call(module, sequence, hx, lengths)
         found = gradients(out, [sequence, *given, *module.parameters()])
         results.append([*leaves(list(out)), *found])
@@ -725,9 +725,8 @@ def begun(net, counts):
             .expand(start.hidden[3].shape)
             .cuda()
         )
-    return mr.State(
-        tuple(hidden), torch.randn_like(start.v), 1 + torch.rand_like(start.n), torch.tensor(counts).cuda()
-    )
+    k = torch.tensor(counts).cuda().expand(start.k.shape)
+    return mr.State(*hidden, torch.randn_like(start.v), 1 + torch.rand_like(start.n), k)
 
 
 @over_momenta

@@ -27,7 +27,7 @@ def check_layer(net, x, counts, every=True):
         hidden=tuple(map(torch.randn_like, state.hidden)),
         v=torch.randn_like(state.v),
         n=torch.rand_like(state.n) + 0.5,  # away from 0, where a root has no derivative
-        k=torch.tensor(counts),
+        k=torch.tensor(counts).expand(state.k.shape),
     )
     flat, spec = tree_flatten((x.data, state, dict(net.named_parameters())))
     flat = [t.detach().requires_grad_(t.is_floating_point() and t.numel() > 0) for t in flat]

@@ -89,11 +89,13 @@ def assert_oracle(kind, cell, net, x, state=None, lengths=None):
         bidirectional=net.bidirectional,
         lengths=lengths,
         hidden=None if state is None else state.hidden,
-        moments=None if state is None else (state.v, state.n if state.n.numel() else None, state.k.tolist()),
+        moments=None
+        if state is None
+        else (state.v, state.n if state.n.numel() else None, state.k[0].tolist()),
     )
     want = out, as_torch(hidden)
     if state is not None:
-        want = out, hidden, v, state.n if n is None else n, torch.tensor(k)
+        want = out, hidden, v, state.n if n is None else n, torch.tensor(k).expand(state.k.shape)
     assert_same(got, want)
     inputs = [x, *net.parameters(), *([] if state is None else [*state.hidden, state.v])]
     assert_same(gradients(got, inputs), gradients(want, inputs))

@@ -55,13 +55,13 @@ def test_continued(momentum, cell, backend, bias):
     k = torch.tensor([0, 5, 1, 17])
     inputs = [x, *hidden, v, n, *net.parameters()]
 
-    out, after = net(x, mr.State(hidden, v, n, k))
+    out, after = net(x, mr.State(*hidden, v, n, k.unsqueeze(0)))
     want_out, want_hidden, moments = expected(net, x, None, hidden, (v, n if n.numel() else None, k.tolist()))
     want = mr.State(
-        want_hidden,
+        *want_hidden,
         v if moments[0] is None else moments[0],
         n if moments[1] is None else moments[1],
-        torch.tensor(moments[2]),
+        torch.tensor([moments[2]]),
     )
     assert_same((out, after), (want_out, want))
     got = gradients((out, after), inputs)

@@ -147,12 +147,7 @@ def test_oracle(case):
 def spread(state, rows, piece):
     """`state` with that of some rows replaced by `piece`."""
 
-    def put(old, new):
-        return old.index_copy(-2, rows, new)
-
-    hidden = tuple(map(put, state.hidden, piece.hidden))
-    k = state.k.index_copy(0, rows, piece.k)
-    return mr.State(hidden, put(state.v, piece.v), put(state.n, piece.n), k)
+    return mr.State(old.index_copy(1, rows, new) for old, new in zip(state, piece, strict=True))
 
 
 def pieces(net, x, state, cuts):
@@ -196,12 +191,13 @@ def test_streaming(data):
     net = layer(cell, momentum, **options)
     x, zero = leaf(max(lengths), rows, net.input_size), net.initial_state(rows)
     v, n = torch.randn_like(zero.v).requires_grad_(), torch.rand_like(zero.n).requires_grad_()
-    start = mr.State(hidden_states(net, rows), v, n, torch.tensor(counts))
+    start = mr.State(*hidden_states(net, rows), v, n, torch.tensor(counts).expand(zero.k.shape))
     inputs = [x, *start.hidden, *net.parameters(), *([v, n] if momentum != "None" else [])]
 
     net.backend = "reference"
     want = pieces(net, x, start, [lengths])
-    assert want[1].k.tolist() == [k + length for k, length in zip(counts, lengths, strict=True)]
+    ends = [k + length for k, length in zip(counts, lengths, strict=True)]
+    assert want[1].k.tolist() == [ends] * net.num_layers
     sought = gradient(want, inputs)
     for net.backend in serves(cell):
         got = pieces(net, x, start, cuts)

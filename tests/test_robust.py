@@ -197,7 +197,7 @@ def test_a_state_moves_with_its_layer():
     _, state = net(torch.randn(4, 2, 3), net.initial_state(2))
     out, state = net.bfloat16()(torch.randn(4, 2, 3).bfloat16(), state.detach().to(torch.bfloat16))
     assert out.dtype == torch.bfloat16
-    assert (state.v.dtype, state.n.dtype, state.k.tolist()) == (torch.float32, torch.float32, [8, 8])
+    assert (state.v.dtype, state.n.dtype, state.k.tolist()) == (torch.float32, torch.float32, [[8, 8]])
 
 
 def test_a_state_is_saved_and_loaded():

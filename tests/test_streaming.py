@@ -120,9 +120,9 @@ def assert_resets(net, stream, rows, dtype):
         getattr(want, name)[:, 1:3] = getattr(before, name)[:, 1:3]
     for to, of in zip(want.hidden, before.hidden, strict=True):
         to[:, 1:3] = of[:, 1:3]
-    want.k[1:3] = 5
+    want.k[:, 1:3] = 5
     assert_same(stream.state, want, dtype)
-    assert stream.state.k.tolist() == [0, 5, 5, 0]
+    assert stream.state.k.tolist() == [[0, 5, 5, 0]] * net.num_layers
     fresh = torch.randn(3, 4, 3, dtype=dtype)
     assert_as_layer(net, stream, fresh, want, dtype)
     stream.reset()
@@ -165,12 +165,12 @@ def test_weights_that_change():
     assert_as_layer(net, stream, xs, stream.state)
     net.momentum = mr.Adam()
     with pytest.raises(
-        RuntimeError, match=r"state.n should have shape \(1, 2, 20\), got \(1, 2, 0\); the layer"
+        RuntimeError, match=r"state.n should have shape \(1, 2, 20\), got \(1, 2, 0\); this layer"
     ):
         stream(xs[0])
     net.momentum = mr.HeavyBall()
     net.float()
-    with pytest.raises(ValueError, match=r"state.hidden\[0\] should have dtype torch.float32"):
+    with pytest.raises(ValueError, match=r"state\[0\] should have dtype torch.float32"):
         stream(xs[0])
 
 
@@ -258,7 +258,7 @@ def test_the_page_runs(capsys):
     (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     shared = {"__name__": "streaming"}
     exec(compile(block, "streaming.md", "exec"), shared)
-    assert shared["state"].k.tolist() == [5, 5, 0, 5, 5, 0, 5, 5]
+    assert shared["state"].k.tolist() == [[5, 5, 0, 5, 5, 0, 5, 5]]
     assert "definition" in capsys.readouterr().out
 
 
@@ -290,7 +290,7 @@ def test_it_says_how():
         (
             lambda: mr.Stream(mr.LSTM(3, 5), state=mr.LSTM(3, 6).initial_state(2)),
             RuntimeError,
-            r"state.hidden\[0\] should have shape \(1, 2, 5\), got \(1, 2, 6\)",
+            r"state\[0\] should have shape \(1, 2, 5\), got \(1, 2, 6\)",
         ),
         (
             lambda: mr.Stream(mr.LSTM(3, 5), state=mr.GRU(3, 5).initial_state(2)),
@@ -319,7 +319,7 @@ def test_bad_inputs(x, kind, message):
     stream = mr.Stream(mr.LSTM(3, 5), 2)
     with pytest.raises(kind, match=message):
         stream(x)
-    assert stream.state.k.tolist() == [0, 0]
+    assert stream.state.k.tolist() == [[0, 0]]
 
 
 @pytest.mark.parametrize(
@@ -522,7 +522,7 @@ def test_emulated_momenta(emulated, momentum, bias):
     want, after = exact(xs.double(), exact.initial_state(2))
     assert_same(stepped(stream, xs), want.detach(), torch.float32)
     assert_same(stream.state, after.detach(), torch.float32)
-    assert stream.state.k.tolist() == [5, 5]
+    assert stream.state.k.tolist() == [[5, 5]]
 
 
 # Features, units, rows: each width of loads on each side, full blocks and others, several blocks of rows.
@@ -575,7 +575,7 @@ def test_emulated_state_in_another_order(emulated):
     net = built("Adam", dtype=torch.float32, num_layers=2)
     xs = torch.randn(4, 3, 3)
     _, state = net(xs, net.initial_state(3))
-    turned = state.detach()._map(lambda t: t.transpose(0, 1).contiguous().transpose(0, 1), torch.clone)
+    turned = mr.State(t.detach().transpose(0, 1).contiguous().transpose(0, 1) for t in state)
     assert not turned.v.is_contiguous()
     assert_as_layer(net, mr.Stream(net, state=turned), xs, state, torch.float32)
 
@@ -607,7 +607,7 @@ def test_emulated_changes(emulated):
 def test_emulated_extremes(emulated):
     """Gates that saturate, and a schedule far on; of a nan no other row hears."""
     net, exact = both("Nesterov", 3, 6)
-    state = net.initial_state(3)._replace(k=torch.tensor([0, 10**6, 2**40]))
+    state = net.initial_state(3)._replace(k=torch.tensor([[0, 10**6, 2**40]]))
     x = 1e4 * torch.randn(3, 3)
     x[0] = float("nan")
     stream = mr.Stream(net, state=state)

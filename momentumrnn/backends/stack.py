@@ -58,7 +58,7 @@ def stack(
     hidden: Sequence[Tensor],
     moments: MomentumState | None,
 ) -> Result:
-    """The whole network. hidden, v and n have a leading axis: one entry for each layer and direction."""
+    """The whole network. Tensors of the state have a leading axis, an entry for each layer and direction."""
     finals, after = [], []
     directions = 2 if net.bidirectional else 1
     for first in range(0, len(net.weights), directions):
@@ -73,14 +73,22 @@ def stack(
                 net.weights[i],
                 net,
                 [h[i] for h in hidden],
-                moments and MomentumState(moments.v[i], moments.n[i], moments.k),
+                moments and MomentumState(moments.v[i], moments.n[i], moments.k[i]),
             )
             outputs.append(reverse(y, sizes) if reversed_in_time else y)
             finals.append(final)
             after.append(moments_of_layer)
         x = torch.cat(outputs, -1) if net.bidirectional else outputs[0]
-    final_hidden = tuple(map(torch.stack, zip(*finals, strict=True)))
+    final_hidden = tuple(map(_stack, zip(*finals, strict=True)))
     if moments is None:
         return x, final_hidden, None
-    v, n, k = zip(*(m for m in after if m is not None), strict=True)
-    return x, final_hidden, MomentumState(torch.stack(v), torch.stack(n), k[0])
+    return (
+        x,
+        final_hidden,
+        MomentumState(*map(_stack, zip(*(m for m in after if m is not None), strict=True))),
+    )
+
+
+def _stack(tensors: tuple[Tensor, ...]) -> Tensor:
+    """torch.stack, without a copy of a single tensor."""
+    return tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack(tensors)

@@ -84,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
               float *__restrict__ v,               // (B, 4, H), if MOMENTS > 0
               float *__restrict__ n,               // (B, 4, H), if MOMENTS > 1
               const long long *__restrict__ k_in,  // (B,)
-              long long *__restrict__ k_out,       // (B,), or null: another layer counts
+              long long *__restrict__ k_out,       // (B,)
               int B, int D, int H, int restart_every, float mu, float step,
               float beta, float one_minus_beta, float eps,  // eps: squared if eps_in_sqrt
               int eps_in_sqrt) {                   // v / sqrt(n + eps), else v / (sqrt(n) + eps)
@@ -108,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       bias_h[g] = b_hh ? b_hh[g * H + unit] : 0.f;
     }
     if (MOMENTS) factor = decay ? decay[row] : scheduled(k, restart_every, mu);
-    if (k_out && unit == 0) k_out[row] = k + 1;
+    if (unit == 0) k_out[row] = k + 1;
   }
 
   // Warp 8 u + 2 g computes U h for gate g of unit u, and the next warp W x.

@@ -34,7 +34,7 @@ class FusedSteps:
     """The state of L layers for B rows, which each call advances by one step.
 
     weights: for each layer W (4H, D), U (4H, H), and two biases (4H,) or None. They must stay where they are.
-    momentum: None for plain layers. h, c: (L, B, H). v, n: (L, B, 4H), or (L, B, 0). k: (B,).
+    momentum: None for plain layers. h, c: (L, B, H). v, n: (L, B, 4H), or (L, B, 0). k: (L, B).
     All are on one GPU and in float32, but k in int64. The weights are contiguous.
     """
 
@@ -76,14 +76,14 @@ class FusedSteps:
     def __call__(self, x: Tensor, y: Tensor, decay: Tensor | None = None) -> None:
         """One step on x (B, D). y (B, H) gets h of the last layer.
 
-        decay: (B,) at every call, or at none. All are contiguous.
+        decay: (L, B) at every call, or at none. All are contiguous.
         """
         layers = self._packed[self._turn]
         layers[0][self._x_place] = x.data_ptr()
         layers[-1][self._y_place] = y.data_ptr()
         if decay is not None:
-            for packed in layers:
-                packed[self._decay_place] = decay.data_ptr()
+            for packed, of_layer in zip(layers, decay, strict=True):
+                packed[self._decay_place] = of_layer.data_ptr()
         for packed in layers:
             self._launch(packed)
         self._turn ^= 1
@@ -115,8 +115,7 @@ class FusedSteps:
                 "x": h[1][i - 1] if i > 0 else None, "y": None, "decay": None,
                 "w_ih": w_ih, "w_hh": w_hh, "b_ih": b_ih, "b_hh": b_hh,
                 "h_in": h[0][i], "h_out": h[1][i], "c": self.c[i], "v": self.v[i], "n": self.n[i],
-                # The last layer counts the steps for all.
-                "k_in": k[0], "k_out": k[1] if i == len(weights) - 1 else None,
+                "k_in": k[0][i], "k_out": k[1][i],
                 "B": h[0].shape[1], "D": w_ih.shape[1], "H": h[0].shape[2], **numbers,
             }  # fmt: skip
             packed.append(signature.pack(arguments))

@@ -1,0 +1,290 @@
+"""A State as a value: a flat tuple, its methods, old forms; and the option that makes every layer return one."""
+
+import copy
+import inspect
+import pickle
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import CELLS, assert_same, begun, layer
+from torch.utils import _pytree as pytree
+
+import momentumrnn as mr
+
+F64 = torch.float64
+OLD = Path(__file__).with_name("golden") / "state-0.1.0.pt"
+BALL = mr.HeavyBall(mu=0.9, step=0.5)
+STEP_CELLS = {"lstm": mr.LSTMCell, "gru": mr.GRUCell, "tanh": mr.RNNCell}
+
+
+@pytest.fixture
+def state():
+    """The State of a two-layer LSTM with three rows, which have taken unequal numbers of steps."""
+    return begun(mr.LSTM(3, 5, 2, momentum=mr.Adam(beta=0.9), dtype=F64), [4, 0, 7])
+
+
+def assert_equal(got, want):
+    assert isinstance(got, mr.State)
+    assert [t.dtype for t in got] == [t.dtype for t in want]
+    assert all(map(torch.equal, got, want))
+
+
+# A flat tuple
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("momentum", ["None", "HeavyBall", "Adam"])
+def test_entries(cell, momentum):
+    """The tensors of the cell, then v, n and k, with the batch on axis 1 of each."""
+    net = layer(cell, momentum, 3, 5, 2)
+    state, G = net.initial_state(4), 5 * net.cell.gates
+    first, second = {"None": (0, 0), "HeavyBall": (G, 0), "Adam": (G, G)}[momentum]
+    widths = [*net.cell.widths(5), first, second]
+    assert [t.shape for t in state] == [*((2, 4, width) for width in widths), (2, 4)]
+    assert [t.shape for t in net.initial_state()] == [*((2, width) for width in widths), (2,)]
+    assert state.hidden == tuple(state[:-3])
+    assert (state.v is state[-3], state.n is state[-2], state.k is state[-1]) == (True, True, True)
+
+
+def test_constructors(state):
+    for made in (mr.State(*state), mr.State(state), mr.State(t for t in state), mr.State(list(state))):
+        assert all(new is old for new, old in zip(made, state, strict=True))
+    with pytest.raises(TypeError, match=r"State should get the tensors h, \.\.\., v, n and k, got 3 values"):
+        mr.State(*state[:3])
+
+
+def test_copies(state):
+    state = state.detach()
+    for made in (copy.copy(state), copy.deepcopy(state), pickle.loads(pickle.dumps(state)), state.clone()):
+        assert_equal(made, state)
+    assert pytree.tree_map(lambda t: t.shape, state)[0] == (2, 3, 5)
+    assert isinstance(pytree.tree_map(lambda t: t.shape, state), mr.State)
+
+
+def test_old_constructor(state):
+    """Nested, with one count for all layers. It is taken for one version."""
+    with pytest.warns(DeprecationWarning, match=r"State\(\(h, c\), v, n, k\) is now") as seen:
+        made = mr.State(state.hidden, state.v, state.n, state.k[0])
+    assert seen[0].filename == __file__
+    assert_equal(made, state)
+    cell = mr.LSTMCell(3, 5, momentum=BALL).initial_state(2)
+    with pytest.warns(DeprecationWarning, match="is now State"):
+        assert_equal(mr.State(cell.hidden, cell.v, cell.n, cell.k), cell)
+
+
+def test_old_files():
+    """Of version 0.1.0, whose State was nested; each tensor counts from its own place."""
+    with pytest.warns(DeprecationWarning, match="is now State"):
+        old = torch.load(OLD)
+    shapes = {name: [tuple(t.shape) for t in state] for name, state in old.items()}
+    assert shapes == {
+        "lstm": [(2, 3, 2), (2, 3, 2), (2, 3, 8), (2, 3, 0), (2, 3)],
+        "gru": [(1, 1), (1, 3), (1, 3), (1,)],
+        "cell": [(2, 1), (2, 1), (2, 4), (2, 0), (2,)],
+    }
+    assert {name: state.k.tolist() for name, state in old.items()} == {
+        "lstm": [[5, 6, 7], [5, 6, 7]],
+        "gru": [4],
+        "cell": [5, 6],
+    }
+    assert [t.flatten()[0].item() for t in old["lstm"][:3]] == [1, 2, 3]
+    mr.LSTM(1, 2, 2, momentum=BALL)(torch.zeros(4, 3, 1), old["lstm"])
+
+
+# Its methods
+
+
+def test_from_hidden():
+    """The hidden state goes on, the momentum begins; the same for layers, cells, and without a batch."""
+    lstm, x = mr.LSTM(3, 5, 2, momentum=BALL, dtype=F64), torch.randn(4, 2, 3, dtype=F64)
+    hx = torch.randn(2, 2, 2, 5, dtype=F64).unbind()
+    out, state = lstm(x, mr.State.from_hidden(hx, lstm))
+    want, hidden = lstm(x, hx)
+    assert_same((out, state.hidden), (want, hidden))
+    assert state.k.tolist() == [[4, 4], [4, 4]]
+    assert_same(lstm(x[:, 0], mr.State.from_hidden([h[:, 0] for h in hx], lstm))[0], want[:, 0])
+    gru = mr.GRUCell(3, 5, momentum=BALL, dtype=F64)
+    for h in torch.randn(2, 5, dtype=F64), torch.randn(5, dtype=F64):
+        assert_same(
+            gru(x[0, : len(h)] if h.dim() > 1 else x[0, 0], mr.State.from_hidden(h, gru))[0],
+            gru(x[0, : len(h)] if h.dim() > 1 else x[0, 0], h),
+        )
+
+
+def test_where(state):
+    other = state.clone().detach()._replace(v=state.v.detach() + 1, k=state.k + 1)
+    mask = torch.tensor([True, False, True])
+    got = state.where(mask, other)
+    assert_equal(
+        got,
+        mr.State(
+            torch.where(mask.view(1, 3, *[1] * (t.dim() - 2)), t, o)
+            for t, o in zip(state, other, strict=True)
+        ),
+    )
+    assert got.v.requires_grad
+
+
+@pytest.mark.parametrize(
+    "rows", [[0, 2], torch.tensor([0, 2]), torch.tensor([True, False, True]), slice(0, 3, 2)]
+)
+def test_reset(state, rows):
+    got = state.reset(rows)
+    assert isinstance(got, mr.State)
+    assert not any(t[:, [0, 2]].any() for t in got)
+    assert all(torch.equal(new[:, 1], old[:, 1]) for new, old in zip(got, state, strict=True))
+    assert got.v.requires_grad
+    assert not any(t.any() for t in state.reset())
+
+
+def test_a_reset_row_begins_anew():
+    net, x = (
+        mr.GRU(3, 5, 2, momentum=mr.ScheduledRestart(every=3), dtype=F64),
+        torch.randn(6, 2, 3, dtype=F64),
+    )
+    _, state = net(x[:4], net.initial_state(2))
+    out, _ = net(x[4:], state.reset([1]))
+    assert_same(out[:, 0], net(x)[0][4:, 0])
+    assert_same(out[:, 1], net(x[4:])[0][:, 1])
+
+
+def test_rows_several_times(state):
+    tiled, interleaved = state.repeat(2), state.repeat_interleave(2)
+    assert_equal(tiled, state.select([0, 1, 2, 0, 1, 2]))
+    assert_equal(interleaved, state.select([0, 0, 1, 1, 2, 2]))
+    assert_equal(mr.State.cat([state.select([1]), tuple(state)]), state.select([1, 0, 1, 2]))
+    cell = mr.LSTMCell(3, 5, momentum=BALL).initial_state(2)
+    assert [len(t) for t in cell.repeat(3)] == [6] * 5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64, torch.bfloat16])
+@pytest.mark.parametrize("momentum", ["None", "HeavyBall", "Adam"])
+@pytest.mark.parametrize("rows", [3, None])
+def test_one_tensor(momentum, dtype, rows):
+    """And back, to the bit; zeros are the first State; gradients pass."""
+    for net in (
+        layer("lstm", momentum, 3, 5, 2, dtype=dtype),
+        layer("extrapolated", momentum, 3, 5, dtype=dtype),
+    ):
+        start = net.initial_state(rows)
+        state = mr.State(torch.rand_like(t) if t.is_floating_point() else t + 7 for t in start)
+        tensor = state.as_tensor()
+        assert tensor.shape[:-1] == start.k.shape
+        assert_equal(mr.State.from_tensor(tensor, net), state)
+        assert_equal(mr.State.from_tensor(torch.zeros_like(tensor), net), start)
+        tensor.requires_grad_()
+        assert all(t.requires_grad for t in mr.State.from_tensor(tensor, net)[:-1])
+    cell = mr.GRUCell(3, 5, momentum=BALL)
+    assert_equal(mr.State.from_tensor(cell.initial_state(2).as_tensor(), cell), cell.initial_state(2))
+
+
+LSTM = mr.LSTM(3, 5, momentum=BALL)
+
+
+LAYERS = "layer should be a layer or step cell of momentumrnn, got LSTM"
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (lambda s: s.select("01"), TypeError, "select: rows should be indices, a mask or a slice, got '01'"),
+        (
+            lambda s: s.where([True] * 3, s),
+            TypeError,
+            r"where: mask should be a mask of shape \(3,\) and dtype",
+        ),
+        (lambda s: s.where(torch.ones(2) > 0, s), TypeError, r"mask should be a mask of shape \(3,\)"),
+        (lambda s: s.reset([3]), IndexError, r"rows should be indices from 0 to 2.*got 3"),
+        (lambda s: s.reset(torch.ones(3)), TypeError, "rows should be .* got a tensor of torch.float32"),
+        (lambda s: s.repeat(0), ValueError, "repeat: times should be at least 1, got 0"),
+        (lambda s: mr.State.cat([]), ValueError, "states should hold at least one State, got none"),
+        (lambda s: mr.State.from_hidden(s[0], LSTM), ValueError, "hidden should hold 2 tensors, got 1"),
+        (
+            lambda s: mr.State.from_hidden(s[:2], LSTM),
+            ValueError,
+            r"hidden\[0\] should have shape \(1, 3, 5\)",
+        ),
+        (lambda s: mr.State.from_hidden(s[:2], torch.nn.LSTM(3, 5)), TypeError, LAYERS),
+        (
+            lambda s: mr.State.from_tensor(s.as_tensor(), LSTM),
+            ValueError,
+            r"tensor should have shape \(1, 3, 31\)",
+        ),
+        (
+            lambda s: mr.GRUCell(3, 5).initial_state().reset(),
+            ValueError,
+            "reset: the State should have a batch",
+        ),
+    ],
+)
+def test_refusals(state, call, kind, message):
+    with pytest.raises(kind, match=message):
+        call(state)
+
+
+# carry_momentum
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("momentum", ["None", "HeavyBall", "Adam"])
+def test_a_layer_that_carries(cell, momentum):
+    """It returns a State for None, for torch's hx and for a State; pieces give the whole."""
+    net, x = layer(cell, momentum, 3, 5, 2, carry_momentum=True), torch.randn(6, 2, 3, dtype=F64)
+    whole, end = net(x)
+    assert isinstance(end, mr.State)
+    state, outs = None, []
+    for piece in x.split([1, 3, 2]):
+        out, state = net(piece, state)
+        outs.append(out)
+        state = [t.detach() for t in state]
+    assert_same((torch.cat(outs), state), (whole, end))
+    net.carry_momentum = False
+    assert not isinstance(net(x)[1], mr.State)
+    assert isinstance(net(x, state)[1], mr.State)
+
+
+@pytest.mark.parametrize("name", STEP_CELLS)
+def test_a_cell_that_carries(name):
+    cell, x = (
+        STEP_CELLS[name](3, 5, momentum=BALL, carry_momentum=True, dtype=F64),
+        torch.randn(4, 2, 3, dtype=F64),
+    )
+    net = layer(name, None, 3, 5)
+    net.momentum = BALL
+    net.load_state_dict({f"{key}_l0": w for key, w in cell.state_dict().items()})
+    state = None
+    for x_t in x:
+        state = cell(x_t, state)
+        state = tuple(t.detach() for t in state)
+    assert_same(state[0], net(x)[0][-1])
+    assert state[-1].tolist() == [4, 4]
+
+
+def test_a_bidirectional_layer_can_not_carry():
+    with pytest.raises(ValueError, match="carry_momentum should be False, since a bidirectional layer can't"):
+        mr.LSTM(3, 5, bidirectional=True, carry_momentum=True)
+    with pytest.raises(TypeError, match="carry_momentum should be one of True, False, got 2"):
+        mr.LSTM(3, 5, carry_momentum=2)
+    assert "carry_momentum=True" in repr(mr.MomentumGRU(3, 5, carry_momentum=True))
+
+
+@pytest.mark.parametrize("carries", [False, True])
+def test_torchs_hx_is_warned_of_once(carries):
+    """At the line of the caller, for each layer; not for None, a State, or without a momentum."""
+    net, x = mr.LSTM(3, 5, momentum=BALL, carry_momentum=carries), torch.randn(4, 2, 3)
+    plain = mr.LSTM(3, 5, carry_momentum=carries)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        state = mr.State(net(x)[1] if carries else net(x, net.initial_state(2))[1])
+        plain(x, state.hidden)
+        net(x, mr.State.from_hidden(state.hidden, net))
+        assert seen == []
+        line = inspect.currentframe().f_lineno + 1
+        net(x, state.hidden)
+        net(x, state.hidden)
+        copy.deepcopy(net)(x, state.hidden)
+    assert [(w.filename, w.lineno) for w in seen] == [(__file__, line)]
+    assert "LSTM was given torch's hx, so its momentum starts at zero in this call" in str(seen[0].message)
+    assert ("make it with carry_momentum=True" in str(seen[0].message)) is not carries
