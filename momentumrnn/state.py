@@ -219,29 +219,27 @@ class State(tuple[Tensor, ...]):
 
 def rows_as_mask(rows: Rows | None, count: int) -> Tensor:
     """Rows of a batch of `count` sequences as a mask (count,), after a check; None is all of them."""
-    mask = torch.zeros(count, dtype=torch.bool)
-    if rows is None:
-        return ~mask
     expected = f"rows should be indices from 0 to {count - 1}, a mask of shape ({count},) or a slice"
-    if isinstance(rows, slice):
-        mask[rows] = True
-        return mask
     if isinstance(rows, Sequence) and not isinstance(rows, str):
         if not all(isinstance(row, int) for row in rows):
             raise TypeError(f"{expected}, got {rows!r}")
         rows = torch.tensor(rows, dtype=torch.bool if rows and isinstance(rows[0], bool) else torch.int64)
-    if not isinstance(rows, Tensor):
-        raise TypeError(f"{expected}, got {rows!r}")
-    if rows.dtype == torch.bool:
+    if isinstance(rows, Tensor) and rows.dtype == torch.bool:
         if rows.shape != (count,):
             raise ValueError(f"{expected}, got a mask of shape {tuple(rows.shape)}")
         return rows
-    if rows.is_floating_point() or rows.is_complex():
+    mask = torch.zeros(count, dtype=torch.bool)
+    if rows is None or isinstance(rows, slice):
+        mask[rows or slice(None)] = True
+    elif not isinstance(rows, Tensor):
+        raise TypeError(f"{expected}, got {rows!r}")
+    elif rows.is_floating_point() or rows.is_complex():
         raise TypeError(f"{expected}, got a tensor of {rows.dtype}")
-    for row in rows.flatten().tolist():
-        if not -count <= row < count:
-            raise IndexError(f"{expected}, got {row}")
-        mask[row] = True
+    else:
+        for row in rows.flatten().tolist():
+            if not -count <= row < count:
+                raise IndexError(f"{expected}, got {row}")
+            mask[row] = True
     return mask
 
 

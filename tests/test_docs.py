@@ -48,6 +48,15 @@ def test_the_page_on_training_runs(tmp_path, monkeypatch):
     assert len(list((tmp_path / "runs").iterdir())) == 2
 
 
+def test_the_page_on_carrying_runs():
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/carrying.md").read_text(), re.DOTALL)
+    assert len(blocks) == 2
+    shared = {"__name__": "carrying"}
+    for block in blocks:
+        exec(compile(block, "carrying.md", "exec"), shared)
+    assert shared["policy"].weight_hh_l0.grad.any()
+
+
 def test_the_readme_names_what_exists():
     """Every `name` in backticks that looks like one of ours is public."""
     words = re.findall(r"`([A-Z]\w+)[(`]", (ROOT / "README.md").read_text())
