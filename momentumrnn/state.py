@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .momentum import moments_dtype
-from .torch_internals import register_pytree_node
+from .torch_internals import register_tuple
 from .value_checks import check_integer, describe
 
 Rows = Tensor | Sequence[int] | slice
@@ -270,11 +270,6 @@ def _from_nested(hidden: Sequence[Tensor], v: Tensor, n: Tensor, k: Tensor) -> t
     return *hidden, v, n, k
 
 
-register_pytree_node(
-    State,
-    lambda state: (list(state), None),
-    lambda entries, _: tuple.__new__(State, entries),
-    "momentumrnn.State",
-)
+register_tuple(State, "momentumrnn.State")
 # torch.load reads a State under its present name, and under that in files from before modules.py was split.
 torch.serialization.add_safe_globals([State, (State, "momentumrnn.modules.State")])

@@ -124,6 +124,11 @@ INTERNALS = (
         "a public torch.utils.pytree.register_pytree_node",
     ),
     Internal(
+        "torch.utils._pytree.SequenceKey",
+        "as register_pytree_node: torch.export names the entries of a State",
+        "a public torch.utils.pytree.register_pytree_node",
+    ),
+    Internal(
         "torch.nn.Module._parameters",
         "a Stream compares the addresses of all weights at each step, and named_parameters() takes 3 µs",
         "torch.nn.Module.named_parameters(recurse=False) in the time that reading a dict takes",
@@ -280,12 +285,18 @@ def constant_when_compiled(function: F) -> F:
     return function
 
 
-def register_pytree_node(
-    kind: type, flatten: Callable[[Any], Any], unflatten: Callable[[Any, Any], Any], name: str
-) -> None:
-    """Tell torch.func, torch.export and others what a container holds. name: of the container in a file."""
-    if _exists("torch.utils._pytree.register_pytree_node"):
-        torch.utils._pytree.register_pytree_node(kind, flatten, unflatten, serialized_type_name=name)
+def register_tuple(kind: type[tuple[Any, ...]], name: str) -> None:
+    """Let torch.func, torch.export and others look into a class of tuples. name: of it in exported files."""
+    if not _exists("torch.utils._pytree.register_pytree_node"):
+        return
+    key = torch.utils._pytree.SequenceKey
+    torch.utils._pytree.register_pytree_node(
+        kind,
+        lambda entries: (list(entries), None),
+        lambda entries, _: tuple.__new__(kind, entries),
+        serialized_type_name=name,
+        flatten_with_keys_fn=lambda entries: ([(key(i), e) for i, e in enumerate(entries)], None),
+    )
 
 
 # Modules.

@@ -441,6 +441,28 @@ def test_compiled_in_one_graph(served, momentum, streams, cell):
     assert_same(gradients(got, inputs), gradients(want, inputs))
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_carrying_is_compiled_in_one_graph(served):
+    """From None on, through the methods of a State, and from torch's hx."""
+    torch.compiler.reset()
+    net, x, ends = (
+        layer("lstm", "HeavyBall", 3, 4, carry_momentum=True),
+        leaf(5, 2, 3),
+        torch.tensor([True, False]),
+    )
+
+    def forward(x):
+        out, state = net(x)
+        more, state = net(x, state.reset(ends))
+        last, state = net(x, state.hidden)
+        return out + more + last, state.detach()
+
+    got, want = torch.compile(forward, fullgraph=True, backend="aot_eager")(x), forward(x)
+    assert type(got[1]) is mr.State
+    assert_same(got, want)
+
+
 # Refusals
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import io
 import pickle
 import warnings
 from pathlib import Path
@@ -288,3 +289,15 @@ def test_torchs_hx_is_warned_of_once(carries):
     assert [(w.filename, w.lineno) for w in seen] == [(__file__, line)]
     assert "LSTM was given torch's hx, so its momentum starts at zero in this call" in str(seen[0].message)
     assert ("make it with carry_momentum=True" in str(seen[0].message)) is not carries
+
+
+@pytest.mark.parametrize("momentum", ["HeavyBall", "Adam"])
+def test_export(momentum):
+    """torch.export takes and returns a State; its file, too."""
+    net, x = layer("lstm", momentum, 3, 4, carry_momentum=True), torch.randn(5, 2, 3, dtype=F64)
+    state, file = net.initial_state(2), io.BytesIO()
+    torch.export.save(torch.export.export(net, (x, state)), file)
+    file.seek(0)
+    got = torch.export.load(file).module()(x, state)
+    assert isinstance(got[1], mr.State)
+    assert_same(got, net(x, state))
