@@ -23,7 +23,7 @@ KERNELS = [
     "kernels.op",
 ]
 LIBRARY = [
-    "backends kernels value_checks cuda_graph provenance repr_parser torch_internals",
+    "backends kernels value_checks caller_warning cuda_graph provenance repr_parser torch_internals",
     "momentum cells packing",
     "init state",
     "layer_checks",
