@@ -320,3 +320,7 @@ class RNN(Recurrent):
             backend=backend,
         )
         self.nonlinearity = nonlinearity
+
+
+for _layer in (LSTM, GRU, RNN):
+    torch.serialization.add_safe_globals([_layer, (_layer, f"momentumrnn.modules.{_layer.__name__}")])

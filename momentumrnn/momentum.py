@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .torch_internals import transforms_active
 from .value_checks import check_integer, check_number, describe
 
 
@@ -45,7 +46,11 @@ class Momentum(ABC):
 
     The fields `mu` and `step` may be floating-point tensors, such as an `nn.Parameter` to be learned. They
     have 1 entry for all gate rows, 1 for each gate (4 for an LSTM), or 1 for each of the G gate rows. Their
-    values are not checked, since training moves them. Moments are in float32 at least, also under autocast.
+    values are not checked here, since training moves them. A layer bounds the mu of `HeavyBall` and `Adam`,
+    see `bounded`. Moments are in float32 at least, also under autocast.
+
+    `torch.load(..., weights_only=True)` reads our momenta; allow a class of your own once, by
+    `torch.serialization.add_safe_globals([MyMomentum])`.
 
     A call `momentum(a, state=None)` takes a (T, B, G) and returns the drive (T, B, G) and a `MomentumState`.
     It computes the same as this loop:
@@ -217,6 +222,11 @@ class HeavyBall(Momentum):
     step: factor on a, a positive number or a tensor; see `Momentum` for tensors. Default: 1
 
     Inputs, outputs, shapes: see `Momentum`. A constant input has gain `step / (1 - mu)` in the limit.
+    `HeavyBall.ema(mu)` keeps that gain at 1.
+
+    A mu that is learned: a layer computes with the nearest value in [0, 1], and mu gets no gradient that
+    leads further out. The optimiser may still leave the Parameter itself slightly outside, as
+    `layer.momentum.mu` and `layer.momentum_mu` show; `mu.clamp(0, 1)` is what the layer uses.
 
     >>> HeavyBall(mu=0.5)(torch.ones(3, 1, 1))[0].flatten()
     tensor([1.0000, 1.5000, 1.7500])
@@ -233,6 +243,48 @@ class HeavyBall(Momentum):
 
     def decay(self, k: Tensor) -> Tensor | float:
         return self.mu
+
+    @staticmethod
+    def ema(mu: float | Tensor) -> "HeavyBall | ExponentialAverage":
+        """A heavy ball with `step = 1 - mu`, so that a constant input has gain 1 in the limit.
+
+        mu: a number in [0, 1), which gives `HeavyBall(mu, 1 - mu)`; or a tensor, which gives an
+            `ExponentialAverage`: its step follows mu while mu is learned.
+
+        >>> HeavyBall.ema(0.5)(torch.ones(3, 1, 1))[0].flatten()
+        tensor([0.5000, 0.7500, 0.8750])
+        """
+        if isinstance(mu, Tensor):
+            return ExponentialAverage(mu)
+        _check_mu_below_1("HeavyBall.ema: mu", mu)
+        return HeavyBall(mu, 1 - mu)
+
+
+@dataclass(frozen=True, repr=False)
+class ExponentialAverage(Momentum):
+    """`v_t = mu v_{t-1} + (1 - mu) a_t`: what `HeavyBall.ema(mu)` is for a tensor mu. The drive is v.
+
+    mu: decay of v, a tensor or a number in [0, 1). It is bounded as in `HeavyBall`.
+
+    The step is no field of its own: a layer has `momentum_mu` and no `momentum_step`.
+
+    >>> ExponentialAverage(mu=torch.tensor([0.0, 0.5]))(torch.ones(3, 1, 4))[0][-1]
+    tensor([[1.0000, 1.0000, 0.8750, 0.8750]])
+    """
+
+    mu: float | Tensor
+    decay = HeavyBall.decay
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.mu, Tensor):
+            _check_mu_below_1("ExponentialAverage: mu", self.mu)
+        super().__post_init__()
+
+    @property
+    def step(self) -> float | Tensor:  # type: ignore[override]
+        if not isinstance(self.mu, Tensor):
+            return 1 - self.mu
+        return 1 - self.mu.to(moments_dtype(self.mu.dtype))
 
 
 @dataclass(frozen=True, repr=False)
@@ -285,7 +337,7 @@ class Adam(Momentum):
 
         v_t = mu v_{t-1} + step a_t,   n_t = beta n_{t-1} + (1 - beta) a_t²
 
-    mu, step: as in `HeavyBall`. Default: 0.6 and 1
+    mu, step: as in `HeavyBall`, also where mu is learned. Default: 0.6 and 1
     beta: decay of n, a number in [0, 1). Default: 0.999
     eps: at least 1e-18; it bounds the gradient where a is 0. Default: 1e-8
     eps_in_sqrt: False divides by `sqrt(n) + eps`, as printed. Its gradient is infinite while all inputs so
@@ -342,6 +394,9 @@ class RMSProp(Momentum):
 
 # The decays of these depend on their fields and on k alone. Those of a user's class may depend on anything.
 MOMENTA = (HeavyBall, Nesterov, ScheduledRestart, Adam, RMSProp)
+# The methods `decay` that return the momentum's mu, the same at every step.
+_CONSTANT_DECAYS = (HeavyBall.decay, Adam.decay)
+torch.serialization.add_safe_globals([*MOMENTA, ExponentialAverage, MomentumState])
 
 
 def moments_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -361,6 +416,48 @@ def cast_in_range(x: Tensor, dtype: torch.dtype) -> Tensor:
 def autocast_enabled(device: torch.device) -> bool:
     """Whether autocast is on for a device; torch knows none for the meta device."""
     return device.type != "meta" and torch.is_autocast_enabled(device.type)
+
+
+def decays_by_tensor_mu(momentum: Momentum | None) -> bool:
+    """Whether the decay of each step is the momentum's mu, and mu is a tensor."""
+    return getattr(type(momentum), "decay", None) in _CONSTANT_DECAYS and "mu" in tensor_fields(momentum)
+
+
+def bounded(mu: Tensor) -> Tensor:
+    """The value in [0, 1] that is nearest to mu.
+
+    The gradient is that of mu itself, but where mu is at a bound or beyond it and a step against the gradient
+    would lead further out, it is 0. So descent can always lead back, as in projected gradient descent.
+
+    >>> mu = torch.tensor([0.5, 1.1, 1.1], requires_grad=True)
+    >>> inside = bounded(mu)
+    >>> inside.backward(torch.tensor([1.0, 1.0, -1.0]))
+    >>> inside.tolist(), mu.grad.tolist()
+    ([0.5, 1.0, 1.0], [1.0, 1.0, 0.0])
+    """
+    if not (mu.requires_grad and torch.is_grad_enabled()) and not transforms_active():
+        return mu.clamp(0, 1)  # a Function costs more, also without gradients
+    return _Bounded.apply(mu)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Bounded(torch.autograd.Function):
+    """`bounded`, with the gradient that it describes."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(mu: Tensor) -> Tensor:
+        return mu.clamp(0, 1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (mu,) = ctx.saved_tensors
+        outward = ((mu <= 0) & (grad > 0)) | ((mu >= 1) & (grad < 0))
+        return torch.where(outward, torch.zeros_like(grad), grad)
 
 
 def step_indices(k: Tensor | None, steps: int, device: torch.device) -> Tensor:
@@ -436,6 +533,11 @@ def _check_mu(momentum: Momentum, mu: float | Tensor) -> None:
     if not isinstance(mu, Tensor):
         name = f"{type(momentum).__name__}: mu"
         check_number(name, mu, "a number in [0, 1]", lambda m: 0 <= m <= 1)
+
+
+def _check_mu_below_1(name: str, mu: Any) -> None:
+    """For a step of 1 - mu, which must be positive."""
+    check_number(name, mu, "a number in [0, 1)", lambda m: 0 <= m < 1)
 
 
 def _check_tensor(name: str, value: Tensor) -> None:

@@ -1,6 +1,8 @@
 """The base of layers and step cells: parameters with torch's names, a momentum, and checked states."""
 
+import re
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
@@ -10,17 +12,26 @@ from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 
 from .backends.reference import fold_u
 from .backends.stack import Network
+from .caller_warning import warn_caller
 from .cells import Cell, Weights
 from .init import BY_NAME, Init
-from .layer_checks import check_kinds, check_tensor
-from .momentum import MAYBE_TENSORS, Momentum, moments_dtype, one_line_repr, tensor_fields
+from .layer_checks import check_in_unit_range, check_kinds, check_tensor
+from .momentum import (
+    MAYBE_TENSORS,
+    Momentum,
+    bounded,
+    decays_by_tensor_mu,
+    moments_dtype,
+    one_line_repr,
+    tensor_fields,
+)
 from .state import State
-from .torch_internals import has_parametrizations, own_tensors
+from .torch_internals import ModuleWithMetadata, has_parametrizations, own_tensors
 
 Device = torch.device | str | int | None
 
 
-class RecurrentModule(nn.Module):
+class RecurrentModule(ModuleWithMetadata):
     """The base class of `Recurrent` and `RecurrentCell`.
 
     Weights are read by `_weights` and `_weight`. Their argument `evaluated` has the parametrised tensors that
@@ -43,7 +54,8 @@ class RecurrentModule(nn.Module):
     def momentum(self) -> Momentum | None:
         """The momentum; where its mu or step is a tensor, with the present `momentum_mu` or `momentum_step`.
 
-        A momentum that is assigned replaces these two by its own tensors, or removes them.
+        A momentum that is assigned replaces these two by its own tensors, or removes them. A learned mu of
+        `HeavyBall` or `Adam` is shown as it is; the layer computes with the nearest value in [0, 1].
         """
         return self._current_momentum({})
 
@@ -58,6 +70,8 @@ class RecurrentModule(nn.Module):
                     f"momentum: {name} should be a tensor or Parameter of its own, got one computed from "
                     f"others; to constrain it, parametrise the layer's momentum_{name}"
                 )
+        if decays_by_tensor_mu(momentum):
+            check_in_unit_range("momentum: mu", tensors["mu"])
         for name in map("momentum_{}".format, MAYBE_TENSORS):
             if is_parametrized(self, name):
                 remove_parametrizations(self, name, leave_parametrized=False)
@@ -80,12 +94,29 @@ class RecurrentModule(nn.Module):
                     f"row, in torch's order), got shape {tuple(tensor.shape)}"
                 )
 
-    def _current_momentum(self, evaluated: dict[int, Tensor]) -> Momentum | None:
+    def _current_momentum(self, evaluated: dict[int, Tensor], bounds_mu: bool = False) -> Momentum | None:
         names = tensor_fields(self._momentum)
         if not names:
             return self._momentum
         tensors = {name: self._weight(f"momentum_{name}", evaluated) for name in names}
+        if bounds_mu and decays_by_tensor_mu(self._momentum):
+            # Once for all layers, so that the sum of their gradients decides whether mu may move.
+            tensors["mu"] = bounded(tensors["mu"])
         return replace(cast(Any, self._momentum), **tensors)  # type: ignore[no-any-return]
+
+    def checkpoint_metadata(self) -> dict[str, str]:
+        """The momentum, which travels with a state_dict."""
+        return {"momentum": _spelled(self._momentum)}
+
+    def check_metadata(self, prefix: str, metadata: Mapping[str, Any]) -> None:
+        """Warn if a state_dict was saved with another momentum than this module has."""
+        saved, own = metadata.get("momentum"), _spelled(self._momentum)
+        if isinstance(saved, str) and _comparable(saved) != _comparable(own):
+            warn_caller(
+                f"{prefix[:-1] or type(self).__name__}: the checkpoint was saved with momentum={saved}, and "
+                f"this module has momentum={own}, so that it computes something else; give the module the "
+                "momentum of the checkpoint, unless the change is intended"
+            )
 
     def _weight_shapes(self, columns: int) -> dict[str, tuple[int, ...]]:
         """The shapes of the weights of one direction of one layer, in torch's order."""
@@ -175,7 +206,7 @@ class RecurrentModule(nn.Module):
         check_kinds(self.cell, self._momentum)  # a user may have assigned another cell
         evaluated: dict[int, Tensor] = {}
         weights, factored = [self._weights(suffix, evaluated) for suffix in self._suffixes()], ""
-        momentum = self._current_momentum(evaluated)
+        momentum = self._current_momentum(evaluated, bounds_mu=True)
         tensors = tensor_fields(momentum)
         # A user may have assigned others, and kernels would read beyond their ends.
         self._check_tensor_fields(tensors)
@@ -228,6 +259,17 @@ class RecurrentModule(nn.Module):
                 hint = f"this layer has hidden_size={self.hidden_size}, proj_size={self.proj_size}"
             check_tensor(name, tensor, shape, dtype, x.device, hint)
         return hx if isinstance(hx, State) else State(tuple(tensors), empty, empty, k)
+
+
+def _spelled(momentum: Momentum | None) -> str:
+    """A momentum as checkpoints name it, without the addresses of objects."""
+    return re.sub(" at 0x[0-9a-fA-F]+", "", one_line_repr(momentum))
+
+
+def _comparable(spelling: str) -> str:
+    """A spelling in which whole numbers are floats, and in which a Parameter is a Tensor."""
+    spelling = spelling.replace("<Parameter ", "<Tensor ")
+    return re.sub(r"(=-?\d+)(?=[,)])", r"\1.0", spelling)
 
 
 def as_torch(hidden: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:

@@ -384,6 +384,8 @@ def test_export(entries, strict):
         assert_same(program(x), net(x))
 
 
+# What torch itself warns of when it compiles an autograd function.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compiled():
     net, x = make("HeavyBall", "row"), leaf(6, 2, 3)
     fast = torch.compile(net, backend="eager")
