@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from .caller_warning import warn_caller
 from .cells import Cell
 from .init import BY_NAME, Init
 from .momentum import Momentum, autocast_enabled
@@ -103,15 +104,19 @@ def check_tensor(
 
 
 def check_in_unit_range(name: str, x: Tensor) -> None:
-    """Raise unless all values of x are in [0, 1]. Tensors without values, as on the meta device, pass."""
+    """Raise unless all values of x are in [0, 1], or warn if x is a Parameter: training may have moved it.
+
+    Tensors without values, as on the meta device, pass.
+    """
     if x.is_meta or type(x) not in (Tensor, Parameter) or dispatch_mode_active() or transforms_active():
         return
     outside = x.detach()[~((x >= 0) & (x <= 1))]
-    if len(outside):
-        raise ValueError(
-            f"{name} should have values in [0, 1], got {outside[0].item():.6g}; "
-            "to bring a learned one back: with torch.no_grad(): mu.clamp_(0, 1)"
-        )
+    if len(outside) == 0:
+        return
+    message = f"{name} should have values in [0, 1], got {outside[0].item():.6g}"
+    if not isinstance(x, Parameter):
+        raise ValueError(message)
+    warn_caller(f"{message}; the layer computes with the nearest value in that range")
 
 
 def check_dtype_and_device(name: str, x: Tensor, dtype: torch.dtype, device: torch.device) -> None:

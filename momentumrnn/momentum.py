@@ -11,10 +11,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from .torch_internals import transforms_active
+from .torch_internals import dispatch_mode_active, transforms_active
 from .value_checks import check_integer, check_number, describe
 
 
@@ -46,8 +47,8 @@ class Momentum(ABC):
 
     The fields `mu` and `step` may be floating-point tensors, such as an `nn.Parameter` to be learned. They
     have 1 entry for all gate rows, 1 for each gate (4 for an LSTM), or 1 for each of the G gate rows. Their
-    values are not checked here, since training moves them. A layer bounds the mu of `HeavyBall` and `Adam`,
-    see `bounded`. Moments are in float32 at least, also under autocast.
+    values are not checked here, since training moves them. A layer keeps the mu of `HeavyBall` and `Adam` in
+    [0, 1]. Moments are in float32 at least, also under autocast.
 
     `torch.load(..., weights_only=True)` reads our momenta; allow a class of your own once, by
     `torch.serialization.add_safe_globals([MyMomentum])`.
@@ -91,10 +92,15 @@ class Momentum(ABC):
             raise TypeError(f"{cls.__name__}: a momentum writes decay, got its own {names}")
 
     def __post_init__(self) -> None:
+        for name, value in list(vars(self).items()):
+            if isinstance(
+                value, np.generic
+            ):  # torch.load(..., weights_only=True) reads Python's numbers alone
+                object.__setattr__(self, name, value.item())
         tensors, owner = tensor_fields(self), type(self).__name__
         for name, tensor in tensors.items():
             _check_tensor(f"{owner}: {name}", tensor)
-        if "step" not in tensors:
+        if not isinstance(self.step, Tensor):
             check_number(f"{owner}: step", self.step, "a positive number", lambda s: s > 0)
         if self.beta is not None:
             check_number(f"{owner}: beta", self.beta, "a number in [0, 1)", lambda b: 0 <= b < 1)
@@ -224,9 +230,10 @@ class HeavyBall(Momentum):
     Inputs, outputs, shapes: see `Momentum`. A constant input has gain `step / (1 - mu)` in the limit.
     `HeavyBall.ema(mu)` keeps that gain at 1.
 
-    A mu that is learned: a layer computes with the nearest value in [0, 1], and mu gets no gradient that
-    leads further out. The optimiser may still leave the Parameter itself slightly outside, as
-    `layer.momentum.mu` and `layer.momentum_mu` show; `mu.clamp(0, 1)` is what the layer uses.
+    A mu that is learned stays in [0, 1]: a layer computes with the nearest value there, and in training
+    moves the Parameter to it, at each call. So an optimiser leaves mu outside for one step at most.
+    A layer refuses a tensor with values outside [0, 1]. It warns of such a Parameter, which may come from
+    a checkpoint.
 
     >>> HeavyBall(mu=0.5)(torch.ones(3, 1, 1))[0].flatten()
     tensor([1.0000, 1.5000, 1.7500])
@@ -426,8 +433,8 @@ def decays_by_tensor_mu(momentum: Momentum | None) -> bool:
 def bounded(mu: Tensor) -> Tensor:
     """The value in [0, 1] that is nearest to mu.
 
-    The gradient is that of mu itself, but where mu is at a bound or beyond it and a step against the gradient
-    would lead further out, it is 0. So descent can always lead back, as in projected gradient descent.
+    A Parameter in training is moved there itself, which makes an optimiser a projected one. Any other tensor
+    stays as it is. Where it is outside [0, 1], gradients whose step would lead further out become 0.
 
     >>> mu = torch.tensor([0.5, 1.1, 1.1], requires_grad=True)
     >>> inside = bounded(mu)
@@ -435,9 +442,15 @@ def bounded(mu: Tensor) -> Tensor:
     >>> inside.tolist(), mu.grad.tolist()
     ([0.5, 1.0, 1.0], [1.0, 1.0, 0.0])
     """
-    if not (mu.requires_grad and torch.is_grad_enabled()) and not transforms_active():
-        return mu.clamp(0, 1)  # a Function costs more, also without gradients
-    return _Bounded.apply(mu)  # type: ignore[no-any-return, no-untyped-call]
+    if torch.compiler.is_dynamo_compiling() or dispatch_mode_active() or transforms_active():
+        return _Bounded.apply(mu)  # type: ignore[no-any-return, no-untyped-call]
+    if not (mu.requires_grad and torch.is_grad_enabled()):
+        return mu.clamp(0, 1)
+    if type(mu) is not torch.nn.Parameter:
+        return _Bounded.apply(mu)  # type: ignore[no-any-return, no-untyped-call]
+    # By data, which leaves the version: a graph that has saved mu stays valid where no value changes.
+    mu.data.clamp_(0, 1)
+    return mu
 
 
 class _Bounded(torch.autograd.Function):
@@ -456,7 +469,7 @@ class _Bounded(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (mu,) = ctx.saved_tensors
-        outward = ((mu <= 0) & (grad > 0)) | ((mu >= 1) & (grad < 0))
+        outward = ((mu < 0) & (grad > 0)) | ((mu > 1) & (grad < 0))
         return torch.where(outward, torch.zeros_like(grad), grad)
 
 

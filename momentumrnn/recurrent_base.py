@@ -54,8 +54,8 @@ class RecurrentModule(ModuleWithMetadata):
     def momentum(self) -> Momentum | None:
         """The momentum; where its mu or step is a tensor, with the present `momentum_mu` or `momentum_step`.
 
-        A momentum that is assigned replaces these two by its own tensors, or removes them. A learned mu of
-        `HeavyBall` or `Adam` is shown as it is; the layer computes with the nearest value in [0, 1].
+        A momentum that is assigned replaces these two by its own tensors, or removes them. A learned mu is
+        shown as the optimiser left it; `HeavyBall` says how a call of the layer brings it into [0, 1].
         """
         return self._current_momentum({})
 
@@ -100,7 +100,6 @@ class RecurrentModule(ModuleWithMetadata):
             return self._momentum
         tensors = {name: self._weight(f"momentum_{name}", evaluated) for name in names}
         if bounds_mu and decays_by_tensor_mu(self._momentum):
-            # Once for all layers, so that the sum of their gradients decides whether mu may move.
             tensors["mu"] = bounded(tensors["mu"])
         return replace(cast(Any, self._momentum), **tensors)  # type: ignore[no-any-return]
 
