@@ -63,7 +63,7 @@ def test_a_state_dict_names_the_momentum(way):
         "decoder": "Adam(mu=0.6, step=1.0, beta=0.999, eps=1e-08, eps_in_sqrt=True)",
     }
     other = Model(mr.HeavyBall(mu=0.5), mr.Adam())
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="checkpoint") as caught:
         other.load_state_dict(state)
     (message,) = (str(warning.message) for warning in caught)
     assert message.startswith("encoder.1: ")
