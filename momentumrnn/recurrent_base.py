@@ -19,7 +19,6 @@ from .layer_checks import check_in_unit_range, check_kinds, check_tensor
 from .momentum import (
     MAYBE_TENSORS,
     Momentum,
-    bounded,
     decays_by_tensor_mu,
     moments_dtype,
     one_line_repr,
@@ -27,6 +26,7 @@ from .momentum import (
 )
 from .state import State
 from .torch_internals import ModuleWithMetadata, has_parametrizations, own_tensors
+from .unit_range import bounded
 
 Device = torch.device | str | int | None
 

@@ -24,7 +24,7 @@ KERNELS = [
 ]
 LIBRARY = [
     "backends kernels value_checks caller_warning cuda_graph provenance repr_parser torch_internals",
-    "momentum cells packing",
+    "momentum cells packing unit_range",
     "init state",
     "layer_checks",
     "backends.stack",

@@ -30,8 +30,9 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import momentumrnn as mr
-from momentumrnn.momentum import bounded, tensor_fields
+from momentumrnn.momentum import tensor_fields
 from momentumrnn.repr_parser import parse
+from momentumrnn.unit_range import bounded
 
 F64 = torch.float64
 H = 4
