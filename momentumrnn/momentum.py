@@ -91,10 +91,9 @@ class Momentum(ABC):
             raise TypeError(f"{cls.__name__}: a momentum writes decay, got its own {names}")
 
     def __post_init__(self) -> None:
-        for name, value in list(vars(self).items()):
-            if isinstance(
-                value, np.generic
-            ):  # torch.load(..., weights_only=True) reads Python's numbers alone
+        for name in ("mu", "step", "beta", "eps", "eps_in_sqrt"):
+            value = getattr(self, name, None)
+            if isinstance(value, np.generic):  # which torch.load(..., weights_only=True) refuses
                 object.__setattr__(self, name, value.item())
         tensors, owner = tensor_fields(self), type(self).__name__
         for name, tensor in tensors.items():

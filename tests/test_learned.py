@@ -391,8 +391,9 @@ def test_export(entries, strict):
         assert_same(program(x), net(x))
 
 
-# What torch itself warns of when it compiles an autograd function.
+# What torch itself warns of when it compiles an autograd function; the second in torch 2.11 alone.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_compiled():
     net, x = make("HeavyBall", "row"), leaf(6, 2, 3)
     fast = torch.compile(net, backend="eager")
@@ -638,6 +639,7 @@ def test_functional_calls_bound_mu_and_write_to_nothing(kind):
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_compiled_and_exported_layers_bound_mu():
     for kind in BOUNDED:
         net, want = moved_out(kind)
