@@ -1,33 +1,21 @@
-"""A momentum that is learned: mu as a parameter, one for each gate, kept between 0 and 1 by a sigmoid."""
+"""A momentum that is learned: mu as a parameter, one for each gate. The layer keeps it between 0 and 1."""
 
 import copy
 
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 
 import momentumrnn as mr
 
-
-class Unit(nn.Module):
-    """What is trained is the logit of mu."""
-
-    def forward(self, logit: torch.Tensor) -> torch.Tensor:
-        return logit.sigmoid()
-
-    def right_inverse(self, mu: torch.Tensor) -> torch.Tensor:
-        return mu.logit()
-
-
 torch.manual_seed(0)
 # A tensor of 4 has an entry for each gate of an LSTM, one of 4 * hidden_size for each of its rows.
+# ema sets step = 1 - mu: a constant input keeps the gain 1, whatever mu becomes.
 hidden = torch.tensor([0.9, 0.2, 0.6, 0.4])
-teacher = mr.LSTM(3, 16, momentum=mr.HeavyBall(mu=hidden))
+teacher = mr.LSTM(3, 16, momentum=mr.HeavyBall.ema(hidden))
 
 # The student has the teacher's weights and not its mu. It learns from outputs alone.
 student = copy.deepcopy(teacher).requires_grad_(False)
-student.momentum = mr.HeavyBall(mu=nn.Parameter(torch.full((4,), 0.5)))
-parametrize.register_parametrization(student, "momentum_mu", Unit())
+student.momentum = mr.HeavyBall.ema(nn.Parameter(torch.full((4,), 0.5)))
 print(student)
 print("trained:", [name for name, p in student.named_parameters() if p.requires_grad])
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
+from torch.serialization import add_safe_globals
 
 from .value_checks import check_integer, check_number
 
@@ -182,3 +183,6 @@ class GRU(Cell):
         z = (v_z + u_z).sigmoid()
         n = (v_n + (v_r + u_r).sigmoid() * u_n).tanh()
         return (n + z * (state[0] - n),)
+
+
+add_safe_globals([Elman, LSTM, ExtrapolatedLSTM, GRU])

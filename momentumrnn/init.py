@@ -170,3 +170,4 @@ def _rotate_(matrix: Tensor, draw: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 BY_NAME: dict[str, Init] = {"torch": Torch(), "paper": Paper(), "dtriv": Dtriv()}
+torch.serialization.add_safe_globals([Torch, Paper, Dtriv])

@@ -5,10 +5,13 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
+from .caller_warning import warn_caller
 from .cells import Cell
 from .init import BY_NAME, Init
 from .momentum import Momentum, autocast_enabled
+from .torch_internals import dispatch_mode_active, transforms_active
 from .value_checks import check_choice, check_integer, check_number
 
 
@@ -98,6 +101,22 @@ def check_tensor(
     if x.shape != shape:
         raise RuntimeError(f"{name} should have shape {shape}, got {tuple(x.shape)}; {hint}")
     check_dtype_and_device(name, x, dtype, device)
+
+
+def check_in_unit_range(name: str, x: Tensor) -> None:
+    """Raise unless all values of x are in [0, 1], or warn if x is a Parameter: training may have moved it.
+
+    Tensors without values, as on the meta device, pass.
+    """
+    if x.is_meta or type(x) not in (Tensor, Parameter) or dispatch_mode_active() or transforms_active():
+        return
+    outside = x.detach()[~((x >= 0) & (x <= 1))]
+    if len(outside) == 0:
+        return
+    message = f"{name} should have values in [0, 1], got {outside[0].item():.6g}"
+    if not isinstance(x, Parameter):
+        raise ValueError(message)
+    warn_caller(f"{message}; the layer computes with the nearest value in that range")
 
 
 def check_dtype_and_device(name: str, x: Tensor, dtype: torch.dtype, device: torch.device) -> None:

@@ -332,3 +332,7 @@ class RNN(Recurrent):
             carry_momentum=carry_momentum,
         )
         self.nonlinearity = nonlinearity
+
+
+for _layer in (LSTM, GRU, RNN):
+    torch.serialization.add_safe_globals([_layer, (_layer, f"momentumrnn.modules.{_layer.__name__}")])

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,7 +46,11 @@ class Momentum(ABC):
 
     The fields `mu` and `step` may be floating-point tensors, such as an `nn.Parameter` to be learned. They
     have 1 entry for all gate rows, 1 for each gate (4 for an LSTM), or 1 for each of the G gate rows. Their
-    values are not checked, since training moves them. Moments are in float32 at least, also under autocast.
+    values are not checked here, since training moves them. A layer keeps the mu of `HeavyBall` and `Adam` in
+    [0, 1]. Moments are in float32 at least, also under autocast.
+
+    `torch.load(..., weights_only=True)` reads our momenta; allow a class of your own once, by
+    `torch.serialization.add_safe_globals([MyMomentum])`.
 
     A call `momentum(a, state=None)` takes a (T, B, G) and returns the drive (T, B, G) and a `MomentumState`.
     It computes the same as this loop:
@@ -86,10 +91,14 @@ class Momentum(ABC):
             raise TypeError(f"{cls.__name__}: a momentum writes decay, got its own {names}")
 
     def __post_init__(self) -> None:
+        for name in ("mu", "step", "beta", "eps", "eps_in_sqrt"):
+            value = getattr(self, name, None)
+            if isinstance(value, np.generic):  # which torch.load(..., weights_only=True) refuses
+                object.__setattr__(self, name, value.item())
         tensors, owner = tensor_fields(self), type(self).__name__
         for name, tensor in tensors.items():
             _check_tensor(f"{owner}: {name}", tensor)
-        if "step" not in tensors:
+        if not isinstance(self.step, Tensor):
             check_number(f"{owner}: step", self.step, "a positive number", lambda s: s > 0)
         if self.beta is not None:
             check_number(f"{owner}: beta", self.beta, "a number in [0, 1)", lambda b: 0 <= b < 1)
@@ -223,6 +232,12 @@ class HeavyBall(Momentum):
     step: factor on a, a positive number or a tensor; see `Momentum` for tensors. Default: 1
 
     Inputs, outputs, shapes: see `Momentum`. A constant input has gain `step / (1 - mu)` in the limit.
+    `HeavyBall.ema(mu)` keeps that gain at 1.
+
+    A mu that is learned stays in [0, 1]: at each call, and when `momentum` or `state_dict` is read, a layer
+    moves the Parameter to the nearest value there. Only between an optimiser's step and that may it be
+    outside. A layer refuses another tensor with values outside [0, 1]. It warns of such a Parameter, which
+    may come from a checkpoint.
 
     >>> HeavyBall(mu=0.5)(torch.ones(3, 1, 1))[0].flatten()
     tensor([1.0000, 1.5000, 1.7500])
@@ -239,6 +254,48 @@ class HeavyBall(Momentum):
 
     def decay(self, k: Tensor) -> Tensor | float:
         return self.mu
+
+    @staticmethod
+    def ema(mu: float | Tensor) -> "HeavyBall | ExponentialAverage":
+        """A heavy ball with `step = 1 - mu`, so that a constant input has gain 1 in the limit.
+
+        mu: a number in [0, 1), which gives `HeavyBall(mu, 1 - mu)`; or a tensor, which gives an
+            `ExponentialAverage`: its step follows mu while mu is learned.
+
+        >>> HeavyBall.ema(0.5)(torch.ones(3, 1, 1))[0].flatten()
+        tensor([0.5000, 0.7500, 0.8750])
+        """
+        if isinstance(mu, Tensor):
+            return ExponentialAverage(mu)
+        _check_mu_below_1("HeavyBall.ema: mu", mu)
+        return HeavyBall(mu, 1 - mu)
+
+
+@dataclass(frozen=True, repr=False)
+class ExponentialAverage(Momentum):
+    """`v_t = mu v_{t-1} + (1 - mu) a_t`: what `HeavyBall.ema(mu)` is for a tensor mu. The drive is v.
+
+    mu: decay of v, a tensor or a number in [0, 1). It is bounded as in `HeavyBall`.
+
+    The step is no field of its own: a layer has `momentum_mu` and no `momentum_step`.
+
+    >>> ExponentialAverage(mu=torch.tensor([0.0, 0.5]))(torch.ones(3, 1, 4))[0][-1]
+    tensor([[1.0000, 1.0000, 0.8750, 0.8750]])
+    """
+
+    mu: float | Tensor
+    decay = HeavyBall.decay
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.mu, Tensor):
+            _check_mu_below_1("ExponentialAverage: mu", self.mu)
+        super().__post_init__()
+
+    @property
+    def step(self) -> float | Tensor:  # type: ignore[override]
+        if not isinstance(self.mu, Tensor):
+            return 1 - self.mu
+        return 1 - self.mu.to(moments_dtype(self.mu.dtype))
 
 
 @dataclass(frozen=True, repr=False)
@@ -291,7 +348,7 @@ class Adam(Momentum):
 
         v_t = mu v_{t-1} + step a_t,   n_t = beta n_{t-1} + (1 - beta) a_t²
 
-    mu, step: as in `HeavyBall`. Default: 0.6 and 1
+    mu, step: as in `HeavyBall`, also where mu is learned. Default: 0.6 and 1
     beta: decay of n, a number in [0, 1). Default: 0.999
     eps: at least 1e-18; it bounds the gradient where a is 0. Default: 1e-8
     eps_in_sqrt: False divides by `sqrt(n) + eps`, as printed. Its gradient is infinite while all inputs so
@@ -348,6 +405,9 @@ class RMSProp(Momentum):
 
 # The decays of these depend on their fields and on k alone. Those of a user's class may depend on anything.
 MOMENTA = (HeavyBall, Nesterov, ScheduledRestart, Adam, RMSProp)
+# The methods `decay` that return the momentum's mu, the same at every step.
+_CONSTANT_DECAYS = (HeavyBall.decay, Adam.decay)
+torch.serialization.add_safe_globals([*MOMENTA, ExponentialAverage, MomentumState])
 
 
 def moments_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -367,6 +427,11 @@ def cast_in_range(x: Tensor, dtype: torch.dtype) -> Tensor:
 def autocast_enabled(device: torch.device) -> bool:
     """Whether autocast is on for a device; torch knows none for the meta device."""
     return device.type != "meta" and torch.is_autocast_enabled(device.type)
+
+
+def decays_by_tensor_mu(momentum: Momentum | None) -> bool:
+    """Whether the decay of each step is the momentum's mu, and mu is a tensor."""
+    return getattr(type(momentum), "decay", None) in _CONSTANT_DECAYS and "mu" in tensor_fields(momentum)
 
 
 def step_indices(k: Tensor | None, steps: int, device: torch.device) -> Tensor:
@@ -442,6 +507,11 @@ def _check_mu(momentum: Momentum, mu: float | Tensor) -> None:
     if not isinstance(mu, Tensor):
         name = f"{type(momentum).__name__}: mu"
         check_number(name, mu, "a number in [0, 1]", lambda m: 0 <= m <= 1)
+
+
+def _check_mu_below_1(name: str, mu: Any) -> None:
+    """For a step of 1 - mu, which must be positive."""
+    check_number(name, mu, "a number in [0, 1)", lambda m: 0 <= m < 1)
 
 
 def _check_tensor(name: str, value: Tensor) -> None:

@@ -1,7 +1,8 @@
 """The base of layers and step cells: parameters with torch's names, a momentum, and checked states."""
 
+import re
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
@@ -14,15 +15,24 @@ from .backends.stack import Network
 from .caller_warning import warn_caller
 from .cells import Cell, Weights
 from .init import BY_NAME, Init
-from .layer_checks import check_kinds, check_tensor
-from .momentum import MAYBE_TENSORS, Momentum, MomentumState, moments_dtype, one_line_repr, tensor_fields
+from .layer_checks import check_in_unit_range, check_kinds, check_tensor
+from .momentum import (
+    MAYBE_TENSORS,
+    Momentum,
+    MomentumState,
+    decays_by_tensor_mu,
+    moments_dtype,
+    one_line_repr,
+    tensor_fields,
+)
 from .state import MOMENTS, State
-from .torch_internals import has_parametrizations, own_tensors
+from .torch_internals import ModuleWithMetadata, has_parametrizations, own_tensors
+from .unit_range import bounded
 
 Device = torch.device | str | int | None
 
 
-class RecurrentModule(nn.Module):
+class RecurrentModule(ModuleWithMetadata):
     """The base class of `Recurrent` and `RecurrentCell`.
 
     Weights are read by `_weights` and `_weight`. Their argument `evaluated` has the parametrised tensors that
@@ -48,7 +58,8 @@ class RecurrentModule(nn.Module):
     def momentum(self) -> Momentum | None:
         """The momentum; where its mu or step is a tensor, with the present `momentum_mu` or `momentum_step`.
 
-        A momentum that is assigned replaces these two by its own tensors, or removes them.
+        A momentum that is assigned replaces these two by its own tensors, or removes them. A learned mu
+        is in [0, 1], see `HeavyBall`.
         """
         return self._current_momentum({})
 
@@ -63,6 +74,8 @@ class RecurrentModule(nn.Module):
                     f"momentum: {name} should be a tensor or Parameter of its own, got one computed from "
                     f"others; to constrain it, parametrise the layer's momentum_{name}"
                 )
+        if decays_by_tensor_mu(momentum):
+            check_in_unit_range("momentum: mu", tensors["mu"])
         for name in map("momentum_{}".format, MAYBE_TENSORS):
             if is_parametrized(self, name):
                 remove_parametrizations(self, name, leave_parametrized=False)
@@ -90,7 +103,23 @@ class RecurrentModule(nn.Module):
         if not names:
             return self._momentum
         tensors = {name: self._weight(f"momentum_{name}", evaluated) for name in names}
+        if decays_by_tensor_mu(self._momentum):
+            tensors["mu"] = bounded(tensors["mu"])
         return replace(cast(Any, self._momentum), **tensors)  # type: ignore[no-any-return]
+
+    def checkpoint_metadata(self) -> dict[str, str]:
+        """The momentum, which travels with a state_dict."""
+        return {"momentum": _spelled(self.momentum)}
+
+    def check_metadata(self, prefix: str, metadata: Mapping[str, Any]) -> None:
+        """Warn if a state_dict was saved with another momentum than this module has."""
+        saved, own = metadata.get("momentum"), _spelled(self._momentum)
+        if isinstance(saved, str) and _comparable(saved) != _comparable(own):
+            warn_caller(
+                f"{prefix[:-1] or type(self).__name__}: the checkpoint was saved with momentum={saved}, and "
+                f"this module has momentum={own}, so that it computes something else; give the module the "
+                "momentum of the checkpoint, unless the change is intended"
+            )
 
     def _weight_shapes(self, columns: int) -> dict[str, tuple[int, ...]]:
         """The shapes of the weights of one direction of one layer, in torch's order."""
@@ -271,6 +300,17 @@ class RecurrentModule(nn.Module):
             f"on with a sequence, {carries}pass on the State that it returns. To begin one here without this "
             "warning, pass State.from_hidden(hx, layer)."
         )
+
+
+def _spelled(momentum: Momentum | None) -> str:
+    """A momentum as checkpoints name it, without the addresses of objects."""
+    return re.sub(" at 0x[0-9a-fA-F]+", "", one_line_repr(momentum))
+
+
+def _comparable(spelling: str) -> str:
+    """A spelling in which whole numbers are floats, and in which a Parameter is a Tensor."""
+    spelling = spelling.replace("<Parameter ", "<Tensor ")
+    return re.sub(r"(=-?\d+)(?=[,)])", r"\1.0", spelling)
 
 
 def as_torch(hidden: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:

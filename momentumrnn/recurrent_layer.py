@@ -267,3 +267,7 @@ class Recurrent(RecurrentModule):
         if torch.compiler.is_dynamo_compiling() and not exporting():
             return x.flatten(0, 1), EqualSizes(x.shape[0], x.shape[1])
         return x.flatten(0, 1), [x.shape[1]] * len(x)
+
+
+# torch.load reads layers under their present names, and under those from before modules.py was split.
+torch.serialization.add_safe_globals([Recurrent, (Recurrent, "momentumrnn.modules.Recurrent")])

@@ -344,3 +344,7 @@ class RNNCell(RecurrentCell):
             carry_momentum=carry_momentum,
         )
         self.nonlinearity = nonlinearity
+
+
+for _cell in (RecurrentCell, LSTMCell, GRUCell, RNNCell):
+    torch.serialization.add_safe_globals([_cell, (_cell, f"momentumrnn.modules.{_cell.__name__}")])

@@ -25,6 +25,7 @@ from .momentum import (
     RMSProp,
     ScheduledRestart,
     autocast_enabled,
+    decays_by_tensor_mu,
 )
 from .recurrent_layer import Recurrent
 from .state import State
@@ -197,7 +198,9 @@ def one_step(layer: Recurrent) -> tuple[Advance, str]:
         y, after = layer(x.unsqueeze(time_axis), state)
         return y.squeeze(time_axis), after
 
-    fixed = None if has_parametrizations(layer) else layer._network()
+    # A bounded mu is a tensor of its own, which does not follow when the layer's is written to.
+    changes = has_parametrizations(layer) or decays_by_tensor_mu(layer.momentum)
+    fixed = None if changes else layer._network()
 
     def run_definition(x: Tensor, state: State) -> tuple[Tensor, State]:
         net = layer._network() if fixed is None else fixed

@@ -153,6 +153,21 @@ INTERNALS = (
         "as _forward_hooks",
         "a public question whether a module has hooks",
     ),
+    Internal(
+        "torch.nn.Module._save_to_state_dict",
+        "writes the momentum into the metadata of a state_dict; a public hook would be pickled with a module",
+        "a public method that a module overrides to add to its metadata",
+    ),
+    Internal(
+        "torch.nn.Module._load_from_state_dict",
+        "as _save_to_state_dict: it reads the metadata",
+        "a public method that a module overrides to read its metadata",
+    ),
+    Internal(
+        "torch.nn.Module.state_dict()._metadata",
+        "as _save_to_state_dict: where torch keeps the version of each module",
+        "a public name of the metadata",
+    ),
 )
 
 
@@ -169,10 +184,12 @@ def _say(internal: Internal) -> str:
 def _exists(name: str) -> bool:
     owner, _, attribute = name.rpartition(".")
     if owner == "torch.nn.Module":
-        return attribute in vars(nn.Module())
+        return hasattr(nn.Module(), attribute)
     if owner == "torch.compiler.assume_constant_result()":
         return hasattr(torch.compiler.assume_constant_result(lambda: None), attribute)  # type: ignore[no-untyped-call]
     try:
+        if owner == "torch.nn.Module.state_dict()":
+            return hasattr(nn.Module().state_dict(), attribute)
         _look_up(name)
     except AttributeError:
         return False
@@ -313,3 +330,26 @@ def has_parametrizations(module: nn.Module) -> bool:
 
 def has_forward_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+class ModuleWithMetadata(nn.Module):
+    """A module that adds to its metadata in a state_dict, where torch has a version, and reads it again."""
+
+    def checkpoint_metadata(self) -> dict[str, str]:
+        """What to add when the module's tensors are saved."""
+        return {}
+
+    def check_metadata(self, prefix: str, metadata: Mapping[str, Any]) -> None:
+        """Called when the module's tensors are loaded. prefix: of their names, empty or ending in a dot."""
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if hasattr(destination, "_metadata"):  # a dict of the user's has none
+            of_modules = destination._metadata
+            of_modules.setdefault(prefix[:-1], {}).update(self.checkpoint_metadata())
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
+    ) -> None:
+        self.check_metadata(prefix, local_metadata)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)

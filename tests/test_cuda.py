@@ -185,6 +185,7 @@ LEARNED = {
     "HeavyBall": lambda mu, step: mr.HeavyBall(mu, step),
     "mu": lambda mu, step: mr.HeavyBall(mu, 0.7),
     "step": lambda mu, step: mr.HeavyBall(0.6, step),
+    "ema": lambda mu, step: mr.HeavyBall.ema(mu),
     "Nesterov": lambda mu, step: mr.Nesterov(step),
     "ScheduledRestart": lambda mu, step: mr.ScheduledRestart(3, step),
     "Adam": lambda mu, step: mr.Adam(mu, step, 0.9),
@@ -217,7 +218,7 @@ def test_learned_rates(served, kind, entries, cell):
             assert_same(got, want)
 
 
-@pytest.mark.parametrize("kind", ["HeavyBall", "Nesterov", "Adam"])
+@pytest.mark.parametrize("kind", ["HeavyBall", "ema", "Nesterov", "Adam"])
 @pytest.mark.parametrize("entries", ENTRIES)
 def test_learned_rates_reach_the_operator(served, kind, entries):
     """As its inputs, whose gradients come from one backward, and not as a drive from outside."""
@@ -247,6 +248,8 @@ def test_derivatives_of_learned_rates(served):
     net, x = fused("None", 2, 2), leaf(3, 2, 2)
     step = nn.Parameter(torch.rand(8, dtype=F64) + 0.5)
     net.momentum = mr.Adam(nn.Parameter(torch.rand(4, dtype=F64)), step, 0.8, 0.3)
+    assert_derivatives(net, x)
+    net.momentum = mr.HeavyBall.ema(nn.Parameter(torch.rand(8, dtype=F64)))
     assert_derivatives(net, x)
 
 
@@ -419,15 +422,16 @@ def test_a_users_decay_is_asked_each_time(served):
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 @pytest.mark.parametrize(
-    "momentum", ["None", "HeavyBall", "ScheduledRestart", "Adam", "RMSProp", "Warmup", "learned"]
+    "momentum", ["None", "HeavyBall", "ScheduledRestart", "Adam", "RMSProp", "Warmup", "learned", "ema"]
 )
 @pytest.mark.parametrize("streams", [False, True], ids=["hx", "state"])
 @pytest.mark.parametrize("cell", ["lstm", "extrapolated"])
 def test_compiled_in_one_graph(served, momentum, streams, cell):
     torch.compiler.reset()
-    net, into = layer(cell, "None" if momentum == "learned" else momentum, 3, 4), nn.Linear(3, 3, dtype=F64)
-    if momentum == "learned":
-        net.momentum = rates("Adam", "gate")
+    learned = {"learned": "Adam", "ema": "ema"}.get(momentum)
+    net, into = layer(cell, "None" if learned else momentum, 3, 4), nn.Linear(3, 3, dtype=F64)
+    if learned:
+        net.momentum = rates(learned, "gate")
     x, state = leaf(5, 2, 3), net.initial_state(2) if streams else None
 
     def forward(x, state):

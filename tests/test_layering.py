@@ -24,7 +24,7 @@ KERNELS = [
 ]
 LIBRARY = [
     "backends kernels value_checks caller_warning cuda_graph provenance repr_parser torch_internals",
-    "momentum cells packing",
+    "momentum cells packing unit_range",
     "init state",
     "layer_checks",
     "backends.stack",
@@ -412,6 +412,7 @@ def test_packages_on_the_way_count(tmp_path):
 # Private names of torch
 
 OF_MODULES = {"_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"}
+OF_MODULES |= {"_save_to_state_dict", "_load_from_state_dict", "_metadata"}
 OF_FUNCTIONS = {"_dynamo_marked_constant"}
 
 
@@ -486,6 +487,7 @@ FUNCTION = "torch.autograd.function._SingleLevelFunction"
         ("import torch\ndef f(x: torch._C.DispatchKeySet): pass", {"torch._C.DispatchKeySet"}),
         ("f._dynamo_marked_constant = True", {"_dynamo_marked_constant"}),
         ("'parametrizations' in layer._modules", {"_modules"}),
+        ("super()._save_to_state_dict(kept, prefix, False)", {"_save_to_state_dict"}),
         ("import torch\ntorch.__version__, torch.nn.Module.__init__", set()),
         ("self._weights, state._replace(k=1)", set()),
     ],

@@ -31,6 +31,8 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import momentumrnn as mr
 from momentumrnn.momentum import tensor_fields
+from momentumrnn.repr_parser import parse
+from momentumrnn.unit_range import bounded
 
 F64 = torch.float64
 H = 4
@@ -53,6 +55,7 @@ KINDS = {
     ),
     "RMSProp": (lambda mu, step: mr.RMSProp(step, beta=0.3), lambda mu, k: 0.0, {"beta": 0.3}),
     "Warmup": (Warmup, lambda mu, k: mu * (1 - 0.5**k), {}),
+    "ema": (lambda mu, step: mr.HeavyBall.ema(mu), lambda mu, k: mu, {}),
 }
 # What a tensor has an entry for, and so how many entries, of a cell with so many gates.
 ENTRIES = {"one": lambda gates: (), "gate": lambda gates: (gates,), "row": lambda gates: (gates * H,)}
@@ -78,6 +81,8 @@ def assert_oracle(kind, cell, net, x, state=None, lengths=None):
     got, (_, decay, rest) = call(net, x, state, lengths), KINDS[kind]
     tensors, wide = tensor_fields(net.momentum), net.cell.gates * net.hidden_size
     mu, step = (rows(tensors[name], wide) if name in tensors else None for name in ("mu", "step"))
+    if kind == "ema":
+        step = 1 - mu
     out, hidden, (v, n, k) = oracle.run(
         x,
         dict(net.named_parameters()),
@@ -112,7 +117,7 @@ def test_against_the_oracle(kind, cell, backend, entries):
 
 @pytest.mark.parametrize("entries", ENTRIES)
 @pytest.mark.parametrize("backend", ["native", "reference"])
-@pytest.mark.parametrize("kind", ["HeavyBall", "Nesterov", "Adam"])
+@pytest.mark.parametrize("kind", ["HeavyBall", "Nesterov", "Adam", "ema"])
 @pytest.mark.parametrize(
     ("cell", "options", "lengths"),
     [
@@ -153,7 +158,9 @@ def test_against_a_loop():
 
 @pytest.mark.parametrize("entries", ENTRIES)
 @pytest.mark.parametrize("backend", ["native", "reference"])
-@pytest.mark.parametrize(("kind", "cell"), [("HeavyBall", "lstm"), ("Adam", "gru"), ("Warmup", "tanh")])
+@pytest.mark.parametrize(
+    ("kind", "cell"), [("HeavyBall", "lstm"), ("Adam", "gru"), ("Warmup", "tanh"), ("ema", "lstm")]
+)
 def test_derivatives(kind, cell, backend, entries):
     """First and second, against finite differences, in mu and step too."""
     shape, gates = ENTRIES[entries], CELLS[cell].gates
@@ -386,6 +393,9 @@ def test_export(entries, strict):
         assert_same(program(x), net(x))
 
 
+# What torch itself warns of when it compiles an autograd function; the second in torch 2.11 alone.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_compiled():
     net, x = make("HeavyBall", "row"), leaf(6, 2, 3)
     fast = torch.compile(net, backend="eager")
@@ -518,6 +528,203 @@ def test_a_teachers_mu_is_found(cell):
         (student(x)[0] - target).square().mean().backward()
         optimizer.step()
     assert (student.momentum_mu - teacher.momentum_mu).abs().max() < 0.02
+
+
+# The range of mu
+
+OUTSIDE = torch.tensor([-0.3, 1.2, 0.6, 1.0], dtype=F64)
+INSIDE = OUTSIDE.clamp(0, 1)
+BOUNDED = {"HeavyBall": mr.HeavyBall, "Adam": mr.Adam, "ema": mr.HeavyBall.ema}
+
+
+def moved_out(kind, make=mr.LSTM, **options):
+    """A layer whose mu an optimiser has moved out of [0, 1], and one whose mu is at the nearest values."""
+    nets = []
+    for mu in (OUTSIDE, INSIDE):
+        torch.manual_seed(1)
+        net = make(
+            3, H, momentum=BOUNDED[kind](nn.Parameter(torch.full((4,), 0.5, dtype=F64))), dtype=F64, **options
+        )
+        with torch.no_grad():
+            net.momentum_mu.copy_(mu)
+        nets.append(net)
+    return nets
+
+
+@pytest.mark.parametrize("kind", BOUNDED)
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_mu_outside_counts_as_the_nearest_value_inside(kind, backend):
+    """A Parameter that is trained moves there itself, at once; one that is not stays."""
+    net, want = moved_out(kind, backend=backend)
+    x = leaf(5, 2, 3)
+    net.requires_grad_(False)
+    with torch.no_grad():
+        assert_same(net(x), want(x))
+        stream, expected = mr.Stream(net, 2), want(x)[0]
+        assert_same(torch.stack([stream(x_t) for x_t in x]), expected)
+    assert torch.equal(net.momentum_mu, OUTSIDE)
+    net.requires_grad_()
+    version, parameter = net.momentum_mu._version, net.momentum_mu
+    assert_same(net(x), want(x))
+    assert net.momentum_mu is parameter
+    assert torch.equal(net.momentum_mu, INSIDE)
+    assert net.momentum_mu._version == version
+    # At a bound the gradient is the whole one: what is outside is the optimiser's step alone.
+    assert_same(*(gradients(n(x), list(n.parameters())) for n in (net, want)))
+
+
+@pytest.mark.parametrize("kind", BOUNDED)
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_what_is_read_is_inside(kind, mode):
+    for read in (
+        lambda net: net.momentum.mu,
+        lambda net: net.state_dict()["momentum_mu"],
+        lambda net: net(torch.ones(1, 1, 3, dtype=F64)) and net.momentum_mu,
+        lambda net: mr.Stream(net) and net.momentum_mu,
+    ):
+        net, _ = moved_out(kind)
+        with mode():
+            assert torch.equal(read(net), INSIDE)
+        assert net.momentum.mu is net.momentum_mu
+
+
+@pytest.mark.parametrize("kind", BOUNDED)
+def test_step_cells_bound_mu_too(kind):
+    cell, want = moved_out(kind, mr.LSTMCell)
+    x = leaf(2, 3)
+    state = want.initial_state(2)
+    with torch.no_grad():
+        assert_same(cell(x, state), want(x, state))
+    assert_same(cell(x, state), want(x, state))
+    assert torch.equal(cell.momentum_mu, INSIDE)
+
+
+def test_two_calls_before_one_backward():
+    """The second call writes to a tensor that the graph of the first has saved, and changes nothing there."""
+    net, x = moved_out("HeavyBall")[0], leaf(5, 2, 3)
+    first, second = net(x)[0], net(x)[0]
+    (first + second).sum().backward()
+    assert net.momentum_mu.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", BOUNDED)
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+@pytest.mark.parametrize(("start", "bound", "beyond"), [(0.05, 0.0, -1.0), (0.95, 1.0, 2.0)])
+def test_an_optimiser_leaves_mu_outside_for_one_step_at_most(kind, optimizer, start, bound, beyond):
+    """It neither drifts away nor gets stuck: when the loss turns, mu comes back."""
+    mu = nn.Parameter(torch.tensor(start, dtype=F64))
+    net = mr.RNN(1, 1, momentum=BOUNDED[kind](mu), dtype=F64)
+    optimizer, x = optimizer([mu], lr=0.1), torch.ones(9, 1, 1, dtype=F64)
+
+    def descend(to):
+        optimizer.zero_grad()
+        used = net._network().momentum.mu  # what a call computes with
+        (used - to).abs().sum().backward()
+        optimizer.step()
+        assert net(x)[0].isfinite().all()
+        assert 0 <= mu.item() <= 1  # after a call
+
+    for _ in range(30):
+        descend(beyond)
+    assert mu.item() == bound
+    for _ in range(30):
+        descend(0.5)
+    assert abs(mu.item() - 0.5) < 0.2
+
+
+@pytest.mark.parametrize("kind", BOUNDED)
+def test_functional_calls_bound_mu_and_write_to_nothing(kind):
+    """Under vmap a gradient that leads further out is 0, and one that leads back is whole."""
+    net, want = moved_out(kind)
+    x = torch.randn(5, 2, 3, dtype=F64)
+
+    def loss(params, sign):
+        return sign * functional_call(net, params, (x,))[0].square().sum()
+
+    for sign in (1.0, -1.0):
+        inside = {name: p.detach() for name, p in want.named_parameters()}
+        stacked = {name: torch.stack([p.detach(), inside[name]]) for name, p in net.named_parameters()}
+        found = torch.vmap(torch.func.grad(lambda params, sign=sign: loss(params, sign)))(stacked)
+        grad = torch.func.grad(loss)(inside, sign)["momentum_mu"]
+        outward = ((OUTSIDE < 0) & (grad > 0)) | ((OUTSIDE > 1) & (grad < 0))
+        assert_same(found["momentum_mu"], torch.stack([grad.masked_fill(outward, 0), grad]))
+        assert torch.equal(stacked["momentum_mu"][0], OUTSIDE)
+        assert torch.equal(net.momentum_mu, OUTSIDE)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_compiled_and_exported_layers_bound_mu():
+    for kind in BOUNDED:
+        net, want = moved_out(kind)
+        x = torch.randn(5, 2, 3, dtype=F64)
+        compiled = torch.compile(net, backend="eager")
+        assert_same(compiled(x), want(x))
+        assert_same(torch.export.export(net, (x,)).module()(x), want(x))
+
+
+def test_derivatives_of_bounded():
+    """First and second; outside, those of functions whose gradient leads back."""
+    mu = torch.tensor([0.3, 0.8, 1.3, -0.2], dtype=F64, requires_grad=True)
+    weight = torch.tensor([2.0, -3.0, 4.0, -5.0], dtype=F64, requires_grad=True)
+    inside = bounded(mu)
+    (grad,) = torch.autograd.grad((inside**2 * weight / 2).sum(), mu, create_graph=True)
+    assert torch.equal(grad, inside * weight)
+    (again,) = torch.autograd.grad(grad.sum(), weight)
+    assert torch.equal(again, inside)
+    assert torch.equal(bounded(torch.tensor([float("nan")])).isnan(), torch.tensor([True]))
+
+
+@pytest.mark.parametrize("kind", BOUNDED)
+def test_mu_outside_is_named_when_it_is_assigned(kind):
+    for value in (1.5, -0.1, float("nan")):
+        mu = torch.tensor([0.5, value, 0.5, 0.5])
+        with pytest.raises(ValueError, match=rf"momentum: mu should have values in \[0, 1\], got {value}$"):
+            mr.LSTM(3, H, momentum=BOUNDED[kind](mu))
+        with pytest.warns(UserWarning, match=rf"got {value}; the layer computes with the nearest") as caught:
+            mr.LSTM(3, H, momentum=BOUNDED[kind](nn.Parameter(mu)))
+        assert caught[0].filename == __file__
+    for ends in (torch.tensor([0.0, 1.0, 1.0, 0.0]), torch.full((), 2.0, device="meta")):
+        mr.LSTM(3, H, momentum=BOUNDED[kind](ends))
+    mr.LSTM(3, H, momentum=Warmup(torch.tensor(1.5), 1.0))  # whose decay is not mu
+
+
+# step = 1 - mu
+
+
+def test_ema_of_a_number():
+    momentum = mr.HeavyBall.ema(0.9)
+    assert momentum == mr.HeavyBall(mu=0.9, step=1 - 0.9)
+    assert parse(repr(momentum), [mr.HeavyBall]) == momentum
+    drive, _ = momentum(torch.ones(400, 1, 1, dtype=F64))
+    assert abs(drive[-1].item() - 1) < 1e-12
+    for wrong in (1.0, -0.1, 2):
+        with pytest.raises(
+            ValueError, match=rf"HeavyBall.ema: mu should be a number in \[0, 1\), got {wrong}"
+        ):
+            mr.HeavyBall.ema(wrong)
+
+
+@pytest.mark.parametrize("entries", ENTRIES)
+def test_ema_of_a_parameter(entries):
+    """The step follows mu; there is no tensor for it."""
+    mu = draw(entries)
+    net = mr.LSTM(3, H, momentum=mr.HeavyBall.ema(mu), dtype=F64)
+    assert net.momentum.mu is net.momentum_mu is mu
+    assert [name for name in net.state_dict() if "momentum" in name] == ["momentum_mu"]
+    two, x = copy.deepcopy(net), leaf(6, 2, 3)
+    for value in (0.5, 0.25):
+        with torch.no_grad():
+            mu.fill_(value)
+        two.momentum = mr.HeavyBall(mu=value, step=1 - value)
+        assert_same(net(x), two(x))
+    drive, _ = net.momentum(torch.ones(99, 1, 4 * H, dtype=F64))
+    assert torch.allclose(drive[-1], torch.ones_like(drive[-1]))
+    net.momentum = replace(net.momentum, mu=0.5)
+    assert net.momentum.step == 0.5
+    two.momentum = mr.HeavyBall.ema(0.5)
+    assert_same(net(x), two(x))
 
 
 @pytest.mark.gpu

@@ -224,10 +224,11 @@ def test_hooks_and_forwards_of_others_run():
         assert_same(got, net(xs)[0].detach())
 
 
-def test_learned_momentum():
+@pytest.mark.parametrize("momentum", [mr.HeavyBall, mr.HeavyBall.ema], ids=["HeavyBall", "ema"])
+def test_learned_momentum(momentum):
     """Tensors of a momentum, too, are read where they are."""
     mu = torch.nn.Parameter(torch.rand(4, dtype=F64))
-    net = mr.LSTM(3, 5, dtype=F64, momentum=mr.HeavyBall(mu=mu))
+    net = mr.LSTM(3, 5, dtype=F64, momentum=momentum(mu))
     stream, xs = mr.Stream(net, 2), torch.randn(3, 2, 3, dtype=F64)
     assert_as_layer(net, stream, xs, net.initial_state(2))
     engine = stream._engine

@@ -66,7 +66,10 @@ def used() -> set[str]:
 def full_name(node: ast.expr) -> str:
     if isinstance(node, ast.Attribute):
         return f"{full_name(node.value)}.{node.attr}"
+    if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "super":
+        return "torch.nn.Module"
     own = {"module": "torch.nn.Module", "forward_ad": "torch.autograd.forward_ad", "function": MARK[:-1]}
+    own["destination"] = "torch.nn.Module.state_dict()"
     return own.get(node.id, node.id) if isinstance(node, ast.Name) else ""
 
 
@@ -103,7 +106,7 @@ def test_other_kinds_of_names_are_looked_for(monkeypatch):
     monkeypatch.setattr(torch.compiler, "assume_constant_result", lambda function: function)
     lost = [message.partition(": ")[0].rpartition(".")[2] for message in torch_internals.missing()]
     of_modules = ["_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"]
-    assert lost == ["_dynamo_marked_constant", *of_modules]
+    assert lost == ["_dynamo_marked_constant", *of_modules, "_metadata"]
 
 
 def test_it_can_be_imported_where_names_are_gone(monkeypatch):

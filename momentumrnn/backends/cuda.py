@@ -16,10 +16,9 @@ from ..kernels.inputs import Inputs
 from ..kernels.sizes import slices_of_input
 from ..momentum import (
     MOMENTA,
-    Adam,
-    HeavyBall,
     Momentum,
     MomentumState,
+    decays_by_tensor_mu,
     moments_dtype,
     step_indices,
     tensor_fields,
@@ -37,9 +36,6 @@ from .stack import Network, Result, stack
 
 # The decays of known momenta. No table is ever dropped, because a CUDA graph may read it.
 _decay_tables: dict[tuple[Momentum, int, torch.device, torch.dtype], Tensor] = {}
-
-# The methods `decay` that return the momentum's mu, the same at every step.
-_CONSTANT_DECAYS = HeavyBall.decay, Adam.decay
 
 
 def refusal(net: Network, sizes: Sequence[int]) -> str:
@@ -86,16 +82,11 @@ def describe(net: Network, sizes: Sequence[int]) -> str:
 
 def _operator_takes(momentum: Momentum, like: Tensor) -> bool:
     """Whether the operator can take the momentum, as far as its first decay tells. like: (G,)."""
-    if type(momentum) in MOMENTA or _decays_by_tensor_mu(momentum):
+    if type(momentum) in MOMENTA or decays_by_tensor_mu(momentum):
         return True
     with torch.enable_grad():
         decay = momentum.decays(step_indices(None, 1, like.device), like)
     return not decay.requires_grad and decay.shape[-1] == 1
-
-
-def _decays_by_tensor_mu(momentum: Momentum) -> bool:
-    """Whether the decay of each step is the momentum's mu, and mu is a tensor."""
-    return "mu" in tensor_fields(momentum) and type(momentum).decay in _CONSTANT_DECAYS
 
 
 def run(
@@ -208,6 +199,8 @@ def _momentum_inputs(
     sign: a factor on the drive. It is applied to v, also to that of the state, and not to n.
     """
     tensors, gates = tensor_fields(momentum), w.hh.shape[0]
+    if isinstance(momentum.step, Tensor):  # also where it is computed from mu
+        tensors["step"] = momentum.step
     # For each gate row, (1, 4H).
     of_rows = {
         name: t.to(x.dtype).reshape(-1).repeat_interleave(gates // t.numel()).unsqueeze(0)
@@ -218,7 +211,7 @@ def _momentum_inputs(
         inputs["gain"] = sign * of_rows["step"]
     else:
         inputs["step"] = sign * float(momentum.step)
-    if _decays_by_tensor_mu(momentum):
+    if decays_by_tensor_mu(momentum):
         inputs["mu"] = of_rows["mu"]
     else:
         decay = _untracked_decays(momentum, len(sizes), x, w.hh[:, 0], moments)
