@@ -186,7 +186,8 @@ class Momentum(ABC):
         """`decays`, but a number where `decay` returns one."""
         # A schedule is a ratio of counts. In float64 it is exact enough for every dtype of a layer.
         exact = torch.float32 if k.device.type == "mps" else torch.float64
-        mu = self.decay(k.to(exact).unsqueeze(-1))
+        constant = type(self).decay in _CONSTANT_DECAYS
+        mu = self.decay(k if constant else k.to(exact).unsqueeze(-1))
         if not isinstance(mu, Tensor):
             name = f"{type(self).__name__}: what decay(k) returns"
             check_number(name, mu, "a number or a tensor of shape (..., 1)")

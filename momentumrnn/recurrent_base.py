@@ -98,6 +98,15 @@ class RecurrentModule(ModuleWithMetadata):
                     f"row, in torch's order), got shape {tuple(tensor.shape)}"
                 )
 
+    def _check_present_tensors(self, tensors: dict[str, Tensor], device: torch.device) -> None:
+        """Check the tensors mu and step of a momentum before a call. device: of the weights."""
+        self._check_tensor_fields(tensors)
+        for name, tensor in tensors.items():
+            if tensor.device != device:
+                raise RuntimeError(
+                    f"momentum_{name} should be on {device}, got {tensor.device}; the layer's .to() moves both"
+                )
+
     def _current_momentum(self, evaluated: dict[int, Tensor]) -> Momentum | None:
         names = tensor_fields(self._momentum)
         if not names:
@@ -203,15 +212,9 @@ class RecurrentModule(ModuleWithMetadata):
         evaluated: dict[int, Tensor] = {}
         weights, factored = [self._weights(suffix, evaluated) for suffix in self._suffixes()], ""
         momentum = self._current_momentum(evaluated)
-        tensors = tensor_fields(momentum)
-        # A user may have assigned others, and kernels would read beyond their ends.
-        self._check_tensor_fields(tensors)
-        for name, tensor in tensors.items():
-            if tensor.device != weights[0].ih.device:
-                raise RuntimeError(
-                    f"momentum_{name} should be on {weights[0].ih.device}, got {tensor.device}; "
-                    "the layer's .to() moves both"
-                )
+        # A user may have assigned other tensors, and kernels would read beyond their ends.
+        if momentum is not self._momentum:
+            self._check_present_tensors(tensor_fields(momentum), weights[0].ih.device)
         if self.factored and (momentum is None or momentum.commutes):
             weights = list(map(fold_u, weights))
         elif self.factored:

@@ -55,7 +55,8 @@ def recur(
     # Under autocast a has fewer bits than the states and biases that came with it.
     state, outputs = tuple(h.to(a.dtype) for h in hidden), []
     b_hh = None if w.b_hh is None else w.b_hh.to(a.dtype)
-    for a_t, rows in zip(torch.split_with_sizes(a, list(sizes)), sizes, strict=True):
+    steps = torch.split_with_sizes(a, list(sizes)) if len(sizes) > 1 else (a,)
+    for a_t, rows in zip(steps, sizes, strict=True):
         drive, all_rows = a_t, rows == sizes[0]
         if net.momentum is not None and moments is not None:
             begun = moments if all_rows else MomentumState(*_first_rows(moments, rows))
