@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.serialization import add_safe_globals
 
-from .value_checks import check_integer, check_number
+from .value_checks import check_integer, check_number, convert_numpy_fields
 
 
 class Weights(NamedTuple):
@@ -160,6 +160,7 @@ class ExtrapolatedLSTM(Cell):
         every, step_size = "ExtrapolatedLSTM: every", "ExtrapolatedLSTM: step_size"
         check_integer(every, self.every, 1, 256, "an integer from 1 to 256")
         check_number(step_size, self.step_size, "a positive number", lambda s: s > 0)
+        convert_numpy_fields(self, ("every", "step_size"))
 
     def widths(self, hidden_size: int) -> tuple[int, ...]:
         return hidden_size, hidden_size, 4 * hidden_size, 1

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .cells import Cell
-from .value_checks import check_number
+from .value_checks import check_number, convert_numpy_fields
 
 
 class Init(ABC):
@@ -63,6 +63,7 @@ class Paper(Init):
         check_number("Paper: forget_bias", self.forget_bias, "a number", expected_range="finite")
         if self.identity not in ("first", "every"):
             raise ValueError(f"Paper: identity should be 'first' or 'every', got {self.identity!r}")
+        convert_numpy_fields(self, ("forget_bias",))
 
     def __call__(self, name: str, weight: Tensor, cell: Cell, hidden_size: int) -> None:
         if name == "weight_ih":

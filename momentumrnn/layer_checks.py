@@ -32,7 +32,7 @@ def check_cell_options(
     check_kinds(cell, momentum)
     check_integer("input_size", input_size)
     check_integer("hidden_size", hidden_size)
-    check_choice("bias", bias, (True, False, "hh"))
+    check_choice("bias", bias, (True, False, "hh"), wrong_string=TypeError)  # as in torch
     if not isinstance(init, Init) and (not isinstance(init, str) or init not in BY_NAME):
         names = ", ".join(map(repr, BY_NAME))
         kind = ValueError if isinstance(init, str) else TypeError
@@ -51,8 +51,9 @@ def check_layer_options(
     """The arguments that a layer has and a step cell has not."""
     check_integer("num_layers", num_layers)
     check_integer("proj_size", proj_size, minimum=0)
-    check_choice("batch_first", batch_first, (True, False))
-    check_choice("bidirectional", bidirectional, (True, False))
+    check_choice("batch_first", batch_first, (True, False), wrong_string=TypeError)
+    if bidirectional not in (0, 1):  # torch takes these numbers, and refuses them for bias and batch_first
+        check_choice("bidirectional", bidirectional, (True, False))
     check_number("dropout", dropout, "a number in [0, 1]", lambda p: 0 <= p <= 1)
     if dropout > 0 and num_layers == 1:
         warnings.warn(
@@ -74,11 +75,17 @@ def check_factored(factored: object, cell: Cell, proj_size: int = 0) -> None:
 
 
 def check_input(
-    x: object, dims: Sequence[int], features: int, weight: Tensor, expected: str = "a Tensor"
+    x: object,
+    dims: Sequence[int],
+    features: int,
+    weight: Tensor,
+    expected: str = "a Tensor",
+    dtype_error: type[Exception] = ValueError,
 ) -> None:
     """Raise unless x is a tensor with one of these numbers of axes, and with so many features.
 
     weight: x must have its dtype and device. expected: what a TypeError says that the input should be.
+    dtype_error: what another dtype raises.
     """
     if not isinstance(x, Tensor):
         raise TypeError(f"input should be {expected}, got {type(x).__name__}")
@@ -89,7 +96,7 @@ def check_input(
         raise RuntimeError(
             f"input should have input_size={features} features in its last axis, got shape {tuple(x.shape)}"
         )
-    check_dtype_and_device("input", x, weight.dtype, weight.device)
+    check_dtype_and_device("input", x, weight.dtype, weight.device, dtype_error)
 
 
 def check_tensor(
@@ -119,10 +126,16 @@ def check_in_unit_range(name: str, x: Tensor) -> None:
     warn_caller(f"{message}; the layer computes with the nearest value in that range")
 
 
-def check_dtype_and_device(name: str, x: Tensor, dtype: torch.dtype, device: torch.device) -> None:
+def check_dtype_and_device(
+    name: str,
+    x: Tensor,
+    dtype: torch.dtype,
+    device: torch.device,
+    dtype_error: type[Exception] = ValueError,
+) -> None:
     """Raise unless x has this dtype and device. Under autocast any floating-point dtype passes."""
     casts = autocast_enabled(device)
     if x.dtype != dtype and not (casts and x.is_floating_point() and dtype.is_floating_point):
-        raise ValueError(f"{name} should have dtype {dtype}, got {x.dtype}")
+        raise dtype_error(f"{name} should have dtype {dtype}, got {x.dtype}")
     if x.device != device:
         raise RuntimeError(f"{name} should be on {device}, got {x.device}")

@@ -11,11 +11,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from .value_checks import check_integer, check_number, describe
+from .value_checks import check_integer, check_number, convert_numpy_fields, describe
 
 
 class MomentumState(NamedTuple):
@@ -91,10 +90,7 @@ class Momentum(ABC):
             raise TypeError(f"{cls.__name__}: a momentum writes decay, got its own {names}")
 
     def __post_init__(self) -> None:
-        for name in ("mu", "step", "beta", "eps", "eps_in_sqrt"):
-            value = getattr(self, name, None)
-            if isinstance(value, np.generic):  # which torch.load(..., weights_only=True) refuses
-                object.__setattr__(self, name, value.item())
+        convert_numpy_fields(self, ("mu", "step", "beta", "eps", "eps_in_sqrt", "every"))
         tensors, owner = tensor_fields(self), type(self).__name__
         for name, tensor in tensors.items():
             _check_tensor(f"{owner}: {name}", tensor)

@@ -28,6 +28,11 @@ class EqualSizes(Sequence[int]):
         return self.rows
 
 
+def packed_rows(x: Tensor) -> Tensor:
+    """(T, B, F) -> (N, F); what is packed stays."""
+    return x.flatten(0, 1) if x.dim() == 3 else x
+
+
 def all_equal(sizes: Sequence[int]) -> bool:
     """Whether all sequences have one length: sizes never grow from step to step."""
     return sizes[0] == sizes[-1]

@@ -104,7 +104,8 @@ class RecurrentModule(ModuleWithMetadata):
         for name, tensor in tensors.items():
             if tensor.device != device:
                 raise RuntimeError(
-                    f"momentum_{name} should be on {device}, got {tensor.device}; the layer's .to() moves both"
+                    f"momentum_{name} should be on {device}, got {tensor.device}; "
+                    "the layer's .to() moves both"
                 )
 
     def _current_momentum(self, evaluated: dict[int, Tensor]) -> Momentum | None:

@@ -16,6 +16,7 @@ from .momentum import Momentum, MomentumState, one_line_repr
 from .packing import EqualSizes, lengths
 from .recurrent_base import Device, RecurrentModule, as_torch
 from .state import State
+from .tensor_likes import call_with_tensor_like, stands_for_tensor
 from .torch_internals import exporting
 from .value_checks import check_choice, check_integer
 
@@ -136,21 +137,22 @@ class Recurrent(RecurrentModule):
         if carry_momentum and bidirectional:
             raise ValueError(f"carry_momentum should be False, since {NO_STATE}, got True")
         self.cell = cell
-        self.input_size = input_size
-        self.hidden_size = hidden_size
-        self.num_layers = num_layers
-        self.bias = bias
-        self.batch_first = batch_first
+        # Numpy's numbers are taken, and become Python's own.
+        self.input_size = int(input_size)
+        self.hidden_size = int(hidden_size)
+        self.num_layers = int(num_layers)
+        self.bias = bias if isinstance(bias, str) else bool(bias)
+        self.batch_first = bool(batch_first)
         self.dropout = float(dropout)
-        self.bidirectional = bidirectional
-        self.proj_size = proj_size
+        self.bidirectional = bool(bidirectional)
+        self.proj_size = int(proj_size)
         self.init = init
         self.factored = factored
         self.backend = backend
-        self.carry_momentum = carry_momentum
-        outputs = (proj_size or hidden_size) * (2 if bidirectional else 1)
+        self.carry_momentum = bool(carry_momentum)
+        outputs = (self.proj_size or self.hidden_size) * (2 if bidirectional else 1)
         for suffix in self._suffixes():
-            columns = input_size if suffix.startswith("_l0") else outputs
+            columns = self.input_size if suffix.startswith("_l0") else outputs
             self._add_weights(suffix, columns, device, dtype)
         self.momentum = momentum
         self.reset_parameters()
@@ -162,6 +164,8 @@ class Recurrent(RecurrentModule):
         hx: None or torch's initial state, for which the momentum starts at zero; or a `State`, or a tuple or
             list of its tensors, for which the final state is a `State` and the momentum goes on.
         """
+        if stands_for_tensor(input):
+            return call_with_tensor_like(self, input, hx)  # type: ignore[no-any-return]
         net = self._network_for(input)
         # A loop over time takes minutes to compile. So torch.compile breaks its graph here, as it does for
         # torch's own layers, unless an operator of ours runs the layer.
@@ -173,11 +177,11 @@ class Recurrent(RecurrentModule):
         """Whether torch.compile can put the backend that runs this input into its graph."""
         if isinstance(input, PackedSequence):
             return False
-        _, sizes = self._packed_rows(input, net.weights[0].ih)
+        _, sizes = self._checked_input(input, net.weights[0].ih)
         return registry.compiles(self.backend, net, sizes)
 
     def _forward(self, net: Network, input: Tensor | PackedSequence, hx: Any) -> tuple[Any, Any]:
-        x, sizes = self._packed_rows(input, net.weights[0].ih)
+        x, sizes = self._checked_input(input, net.weights[0].ih)
         packed = input if isinstance(input, PackedSequence) else None
         batched = packed is not None or input.dim() == 3  # type: ignore[union-attr]
         states = self.cell.states
@@ -231,7 +235,7 @@ class Recurrent(RecurrentModule):
         # Reading a weight may draw a dropout mask. This keeps the random numbers of the user unchanged.
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             net = self._network_for(input)
-        x, sizes = self._packed_rows(input, net.weights[0].ih)
+        x, sizes = self._checked_input(input, net.weights[0].ih)
         subject = f"{self.cell!r}, momentum={one_line_repr(net.momentum)}, {x.dtype} on {x.device}"
         return f"{subject}\n{registry.explain(self.backend, net, sizes)}"
 
@@ -242,6 +246,26 @@ class Recurrent(RecurrentModule):
     def all_weights(self) -> list[list[Tensor]]:
         """The weights of each layer and direction, in torch's order."""
         return [[w for w in self._weights(s) if w is not None] for s in self._suffixes()]
+
+    # Code for torch's layers reads these, and some of it assigns the weights anew.
+
+    @property
+    def _flat_weights_names(self) -> list[str]:
+        return [name + suffix for suffix in self._suffixes() for name in self._weight_shapes(0)]
+
+    @property
+    def _flat_weights(self) -> tuple[Tensor, ...]:
+        """A tuple, since a layer would not notice what is written into a list."""
+        return tuple(weight for weights in self.all_weights for weight in weights)
+
+    @_flat_weights.setter
+    def _flat_weights(self, weights: Sequence[Tensor]) -> None:
+        names = self._flat_weights_names
+        if len(weights) != len(names):
+            raise ValueError(f"_flat_weights should have {len(names)} tensors, got {len(weights)}")
+        for name, weight in zip(names, weights, strict=True):
+            if getattr(self, name, None) is not weight:
+                setattr(self, name, weight)
 
     def _leading_axes(self) -> tuple[int, ...]:
         return (self.num_layers * (2 if self.bidirectional else 1),)
@@ -254,8 +278,8 @@ class Recurrent(RecurrentModule):
         dropout = self.dropout if self.training and self.num_layers > 1 else 0.0
         return self._network(self.bidirectional, dropout, isinstance(input, PackedSequence))
 
-    def _packed_rows(self, input: Tensor | PackedSequence, weight: Tensor) -> tuple[Tensor, Sequence[int]]:
-        """The input after a check, as packed rows (N, D), and the number of rows in each step."""
+    def _checked_input(self, input: Tensor | PackedSequence, weight: Tensor) -> tuple[Tensor, Sequence[int]]:
+        """The input after a check, (T, B, D) or packed (N, D), and the number of rows in each step."""
         expected = "a Tensor or a PackedSequence"
         if isinstance(input, PackedSequence):
             check_input(input.data, (2,), self.input_size, weight, expected)
@@ -265,8 +289,8 @@ class Recurrent(RecurrentModule):
         if len(x) == 0:
             raise RuntimeError(f"input should have at least 1 time step, got shape {tuple(input.shape)}")
         if torch.compiler.is_dynamo_compiling() and not exporting():
-            return x.flatten(0, 1), EqualSizes(x.shape[0], x.shape[1])
-        return x.flatten(0, 1), [x.shape[1]] * len(x)
+            return x, EqualSizes(x.shape[0], x.shape[1])
+        return x, [x.shape[1]] * len(x)
 
 
 # torch.load reads layers under their present names, and under those from before modules.py was split.

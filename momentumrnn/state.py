@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,7 +12,7 @@ from .momentum import moments_dtype
 from .torch_internals import register_tuple
 from .value_checks import check_integer, describe
 
-Rows = Tensor | Sequence[int] | slice
+Rows = Tensor | np.ndarray | Sequence[int] | slice
 MOMENTS = 3  # v, n and k
 
 
@@ -154,7 +155,7 @@ class State(tuple[Tensor, ...]):
 
     def select(self, rows: Rows) -> "State":
         """The state of some sequences of the batch. rows: indices, a mask (B,) or a slice."""
-        axis = self._batch_axis("select")
+        axis, rows = self._batch_axis("select"), _without_numpy(rows)
         if not isinstance(rows, Tensor | Sequence | slice) or isinstance(rows, str):
             raise TypeError(f"select: rows should be indices, a mask or a slice, got {rows!r}")
         index = *[slice(None)] * axis, list(rows) if isinstance(rows, Sequence) else rows
@@ -182,13 +183,13 @@ class State(tuple[Tensor, ...]):
         """The batch several times over, as `Tensor.repeat` does: rows 0, 1, 0, 1 for two sequences."""
         check_integer("repeat: times", times)
         axis = self._batch_axis("repeat")
-        return State(torch.cat([t] * times, axis) for t in self)
+        return State(torch.cat([t] * int(times), axis) for t in self)
 
     def repeat_interleave(self, times: int) -> "State":
         """Each sequence several times, as `Tensor.repeat_interleave` does: rows 0, 0, 1, 1 for two."""
         check_integer("repeat_interleave: times", times)
         axis = self._batch_axis("repeat_interleave")
-        return State(t.repeat_interleave(times, axis) for t in self)
+        return State(t.repeat_interleave(int(times), axis) for t in self)
 
     def _replace(
         self,
@@ -220,6 +221,7 @@ class State(tuple[Tensor, ...]):
 def rows_as_mask(rows: Rows | None, count: int) -> Tensor:
     """Rows of a batch of `count` sequences as a mask (count,), after a check; None is all of them."""
     expected = f"rows should be indices from 0 to {count - 1}, a mask of shape ({count},) or a slice"
+    rows = _without_numpy(rows)
     if isinstance(rows, Sequence) and not isinstance(rows, str):
         if not all(isinstance(row, int) for row in rows):
             raise TypeError(f"{expected}, got {rows!r}")
@@ -241,6 +243,11 @@ def rows_as_mask(rows: Rows | None, count: int) -> Tensor:
                 raise IndexError(f"{expected}, got {row}")
             mask[row] = True
     return mask
+
+
+def _without_numpy(rows: Any) -> Any:
+    """An array of numpy, such as environments return, as a Tensor."""
+    return torch.from_numpy(rows) if isinstance(rows, np.ndarray) else rows
 
 
 def _initial_state(layer: HasState, like: Tensor, name: str) -> State:

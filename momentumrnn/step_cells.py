@@ -13,6 +13,7 @@ from .layer_checks import check_cell_options, check_factored, check_input
 from .momentum import Momentum, MomentumState
 from .recurrent_base import Device, RecurrentModule, as_torch
 from .state import State
+from .tensor_likes import call_with_tensor_like, stands_for_tensor
 from .value_checks import check_choice, check_integer
 
 
@@ -87,26 +88,30 @@ class RecurrentCell(RecurrentModule):
         carry_momentum: bool = False,
     ) -> None:
         super().__init__()
+        bias = bool(bias) if bias in (0, 1) else bias  # torch's cells take these numbers, its layers don't
         check_cell_options(cell, momentum, input_size, hidden_size, bias, init)
         check_choice("carry_momentum", carry_momentum, (True, False))
         check_factored(factored, cell)
         self.cell = cell
-        self.input_size = input_size
-        self.hidden_size = hidden_size
+        self.input_size = int(input_size)
+        self.hidden_size = int(hidden_size)
         self.bias = bias
         self.proj_size = 0
         self.init = init
         self.factored = factored
-        self.carry_momentum = carry_momentum
-        self._add_weights("", input_size, device, dtype)
+        self.carry_momentum = bool(carry_momentum)
+        self._add_weights("", self.input_size, device, dtype)
         self.momentum = momentum
         self.reset_parameters()
 
     def forward(self, input: Tensor, hx: Any = None) -> Any:
         """The state after one step; the class describes inputs and output."""
+        if stands_for_tensor(input):
+            return call_with_tensor_like(self, input, hx)
         net = self._network()
         w = net.weights[0]
-        check_input(input, (1, 2), self.input_size, w.ih)
+        _check_axes(hx)
+        check_input(input, (1, 2), self.input_size, w.ih, dtype_error=RuntimeError)
         hidden, moments = self._read_state(hx, tuple(input.shape[:-1]), input)
         batched = input.dim() == 2
         if not batched:
@@ -344,6 +349,15 @@ class RNNCell(RecurrentCell):
             carry_momentum=carry_momentum,
         )
         self.nonlinearity = nonlinearity
+
+
+def _check_axes(hx: object) -> None:
+    """Raise torch's kind of error, before any other, if a tensor of hx has too many axes."""
+    tensors = hx if isinstance(hx, tuple | list) else (hx,)
+    for i, tensor in enumerate(tensors):
+        if isinstance(tensor, Tensor) and tensor.dim() > 2:
+            name = f"hx[{i}]" if len(tensors) > 1 else "hx"
+            raise ValueError(f"{name} should be 1-D or 2-D, got {tensor.dim()}-D, {tuple(tensor.shape)}")
 
 
 for _cell in (RecurrentCell, LSTMCell, GRUCell, RNNCell):

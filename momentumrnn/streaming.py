@@ -70,8 +70,9 @@ class Stream:
         if batch_size is not None:
             check_integer("batch_size", batch_size)
         if state is not None:
-            if not isinstance(state, State):
+            if not isinstance(state, tuple | list):
                 raise TypeError(f"state should be a State, got {type(state).__name__}")
+            state = State(state)
             size_of_state = state.k.shape[1] if state.k.dim() == 2 else None
             if batch_size is not None and batch_size != size_of_state:
                 raise ValueError(f"batch_size should be that of state, {size_of_state}, got {batch_size}")

@@ -9,6 +9,7 @@ from math import inf
 from numbers import Real
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -19,6 +20,14 @@ def describe(value: object) -> str:
         return repr(value)
     kind = "Parameter" if isinstance(value, Parameter) else "Tensor"
     return f"<{kind} {tuple(value.shape)}>"
+
+
+def convert_numpy_fields(description: object, names: Sequence[str]) -> None:
+    """Make numpy's numbers in these fields of a frozen dataclass Python's own, which `torch.load` takes."""
+    for name in names:
+        value = getattr(description, name, None)
+        if isinstance(value, np.generic):
+            object.__setattr__(description, name, value.item())
 
 
 def check_number(
@@ -49,16 +58,23 @@ def check_number(
 def check_integer(
     name: str, value: Any, minimum: int = 1, maximum: float = inf, expected: str | None = None
 ) -> None:
-    """Raise unless value is an integer from `minimum` to `maximum`."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    """Raise unless value is an integer, Python's or numpy's, from `minimum` to `maximum`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"{name} should be {expected or 'an integer'}, got {describe(value)}")
     if not minimum <= value <= maximum:
         limits = f"at least {minimum}" if maximum == inf else f"from {minimum} to {maximum}"
         raise ValueError(f"{name} should be {expected or limits}, got {value!r}")
 
 
-def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
-    """Raise unless value is one of `choices`, which are strings, True, False or None."""
+def check_choice(
+    name: str, value: object, choices: Sequence[object], wrong_string: type[Exception] = ValueError
+) -> None:
+    """Raise unless value is one of `choices`, which are strings, True, False or None.
+
+    wrong_string: what a string that is none of them raises.
+    """
+    if isinstance(value, np.bool_):
+        value = bool(value)
     if not any(value is choice or (isinstance(choice, str) and value == choice) for choice in choices):
-        kind = ValueError if isinstance(value, str) else TypeError
+        kind = wrong_string if isinstance(value, str) else TypeError
         raise kind(f"{name} should be one of {', '.join(map(repr, choices))}, got {value!r}")

@@ -95,6 +95,11 @@ def given(form, batch_first, dtype):
         return x, x[:, 0]
     if form == "batched":
         return x, x.transpose(0, 1) if batch_first else x
+    if form == "contiguous":
+        return x, x.transpose(0, 1).contiguous() if batch_first else x
+    if form == "expanded":  # one sequence for all rows
+        wide = x[:, :1].expand(6, 4, 3)
+        return x, wide.transpose(0, 1) if batch_first else wide
     lengths = torch.tensor([6, 5, 5, 1] if form == "sorted" else [2, 6, 1, 4])
     return x, pack_padded_sequence(x, lengths, enforce_sorted=form == "sorted")
 
@@ -119,8 +124,8 @@ def run(net, x, *hx, seed=2):
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @pytest.mark.parametrize(("kind", "options"), GRID)
-@pytest.mark.parametrize("form", ["batched", "unbatched", "sorted", "unsorted"])
-@pytest.mark.parametrize("dtype", [F32, F64], ids=["f32", "f64"])
+@pytest.mark.parametrize("form", ["batched", "contiguous", "expanded", "unbatched", "sorted", "unsorted"])
+@pytest.mark.parametrize("dtype", [F32, F64, BF16], ids=["f32", "f64", "bf16"])
 def test_plain_to_the_bit(kind, options, form, dtype):
     """Without a momentum: outputs, final states and every gradient, in training, eval and no_grad."""
     net, ref = pair(KINDS, kind, 3, 5, dtype=dtype, **options)

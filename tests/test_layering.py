@@ -23,7 +23,8 @@ KERNELS = [
     "kernels.op",
 ]
 LIBRARY = [
-    "backends kernels value_checks caller_warning cuda_graph provenance repr_parser torch_internals",
+    "backends kernels value_checks caller_warning cuda_graph provenance repr_parser",
+    "tensor_likes torch_internals",
     "momentum cells packing unit_range",
     "init state",
     "layer_checks",

@@ -23,7 +23,7 @@ from ..momentum import (
     step_indices,
     tensor_fields,
 )
-from ..packing import all_equal, at_last_steps, lengths, pack, pad
+from ..packing import all_equal, at_last_steps, lengths, pack, packed_rows, pad
 from ..torch_internals import (
     constant_when_compiled,
     dispatch_mode_active,
@@ -99,7 +99,7 @@ def run(
     if len(net.weights) > 1 or moments is not None:
         return stack(layer, net, x, sizes, hidden, moments)
     # The leading axis of one layer's state is the operator's axis of replicas.
-    return _layer_of_one_replica(x, sizes, net.weights[0], net, hidden, None)
+    return _layer_of_one_replica(packed_rows(x), sizes, net.weights[0], net, hidden, None)
 
 
 def layer(

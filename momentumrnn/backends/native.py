@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
+from torch.nn.functional import pad as constant_pad
 
 from ..cells import GRU, LSTM, Cell, Elman, Weights
 from ..momentum import (
@@ -168,7 +169,8 @@ def _filter(
     """The filtered input, the weights that go with it, and the moments at the end."""
     padded, weight = pad(x, sizes).to(moments_dtype(x.dtype)), w.ih
     if w.b_ih is not None:
-        padded = torch.cat([padded, padded.new_ones(*padded.shape[:2], 1)], -1)
+        # The gradient of cat would be a slice. That of constant_pad is contiguous, as torch's is.
+        padded = constant_pad(padded, (0, 1), value=1.0)
         weight = torch.cat([weight, w.b_ih.unsqueeze(-1)], -1)
     decay = momentum.decays(step_indices(moments and moments.k, len(padded), x.device), padded)
     columns, after = scan(decay, momentum.scaled(padded)), None
@@ -199,7 +201,10 @@ def _columns_of_v_0(f: Tensor, v_0: Tensor) -> list[tuple[Tensor, Tensor]]:
 def _torch_layers(
     net: Network, x: Tensor, sizes: Sequence[int], hidden: Sequence[Tensor]
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """All layers of a network without momentum, by one call of torch's function."""
+    """All layers of a network without momentum, by one call of torch's function.
+
+    x: packed, (N, D), or (T, B, D). Torch's results depend on the strides of its input, in the last bits.
+    """
     function = _torch_function(net.cell)
     assert function is not None
     biased = x.is_cuda or net.weights[0].b_hh is not None  # cuDNN's own layout always has biases
@@ -210,9 +215,10 @@ def _torch_layers(
     packed = net.packed or not all_equal(sizes)
     if not packed and _onednn_would_raise(net, x, hidden):
         return _torch_layers_cast_to(torch.get_autocast_dtype("cpu"), net, x, sizes, hidden)
-    sequence, batch_first = (
-        ([x, torch.tensor(sizes, device="cpu")], []) if packed else ([pad(x, sizes)], [False])
-    )
+    if packed:
+        sequence, batch_first = [x, torch.tensor(sizes, device="cpu")], []
+    else:
+        sequence, batch_first = [x if x.dim() == 3 else pad(x, sizes)], [False]
     y, *final = function(
         *sequence,
         hidden if len(hidden) > 1 else hidden[0],

@@ -26,7 +26,9 @@ class Backend(Protocol):
         sizes: Sequence[int],
         hidden: Sequence[Tensor],
         moments: MomentumState | None,
-    ) -> Result: ...
+    ) -> Result:
+        """h of every step, (N, ...), and the final state. x: packed, (N, D), or (T, B, D) in any strides."""
+        ...
 
 
 # The fastest first: "auto" takes the first one that can run a network.

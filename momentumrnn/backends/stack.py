@@ -9,7 +9,7 @@ from torch.nn.functional import dropout
 
 from ..cells import Cell, Weights
 from ..momentum import Momentum, MomentumState
-from ..packing import reverse
+from ..packing import packed_rows, reverse
 
 # h of every step, the final hidden state, and the final moments, or None if none came in.
 Result = tuple[Tensor, tuple[Tensor, ...], MomentumState | None]
@@ -59,6 +59,7 @@ def stack(
     moments: MomentumState | None,
 ) -> Result:
     """The whole network. Tensors of the state have a leading axis, an entry for each layer and direction."""
+    x = packed_rows(x)
     finals, after = [], []
     directions = 2 if net.bidirectional else 1
     for first in range(0, len(net.weights), directions):
