@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized, register_parametrization
 
 from .init import ANGLES
-from .momentum import moments_dtype
+from .precision import moments_dtype
 from .recurrent_layer import Recurrent
 from .step_cells import RecurrentCell
 from .value_checks import check_number

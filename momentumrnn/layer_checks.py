@@ -10,7 +10,8 @@ from torch.nn import Parameter
 from .caller_warning import warn_caller
 from .cells import Cell
 from .init import BY_NAME, Init
-from .momentum import Momentum, autocast_enabled
+from .momentum import Momentum
+from .precision import autocast_enabled
 from .torch_internals import dispatch_mode_active, transforms_active
 from .value_checks import check_choice, check_integer, check_number
 
@@ -100,13 +101,22 @@ def check_input(
 
 
 def check_tensor(
-    name: str, x: object, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, hint: str
+    name: str,
+    x: object,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    hint: str,
+    shape_error: type[Exception] = RuntimeError,
 ) -> None:
-    """Raise unless x is a tensor of this shape, dtype and device. hint: the reason for the shape."""
+    """Raise unless x is a tensor of this shape, dtype and device.
+
+    hint: the reason for the shape. shape_error: what another shape raises.
+    """
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} should be a Tensor, got {type(x).__name__}")
     if x.shape != shape:
-        raise RuntimeError(f"{name} should have shape {shape}, got {tuple(x.shape)}; {hint}")
+        raise shape_error(f"{name} should have shape {shape}, got {tuple(x.shape)}; {hint}")
     check_dtype_and_device(name, x, dtype, device)
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .precision import cast_in_range, in_moments_dtype, moments_dtype
 from .value_checks import check_integer, check_number, convert_numpy_fields, describe
 
 
@@ -124,7 +125,7 @@ class Momentum(ABC):
     ) -> tuple[Tensor, MomentumState]:
         """One time step, the definition. a: (B, G); decay: the factor on v, if the caller counts steps."""
         v, n, k = state
-        dtype, a = a.dtype, a.to(moments_dtype(a.dtype))
+        dtype, a = a.dtype, in_moments_dtype(a)
         factor: Tensor | float | None = decay
         if factor is None:
             factor, k = self._decay_of_step(k, a), k + 1
@@ -149,7 +150,7 @@ class Momentum(ABC):
     def moments(self, a: Tensor, state: MomentumState | None = None) -> tuple[Tensor, Tensor]:
         """v and n after every step, (T, B, G), in float32 at least."""
         v, n, k = (None, None, None) if state is None else state
-        a = a.to(moments_dtype(a.dtype))
+        a = in_moments_dtype(a)
         v = scan(self.decays(step_indices(k, len(a), a.device), a), self.scaled(a), v)
         if self.beta is None:
             return v, v[..., :0]
@@ -180,10 +181,14 @@ class Momentum(ABC):
 
     def _decay_of_step(self, k: Tensor, like: Tensor) -> Tensor | float:
         """`decays`, but a number where `decay` returns one."""
-        # A schedule is a ratio of counts. In float64 it is exact enough for every dtype of a layer.
-        exact = torch.float32 if k.device.type == "mps" else torch.float64
-        constant = type(self).decay in _CONSTANT_DECAYS
-        mu = self.decay(k if constant else k.to(exact).unsqueeze(-1))
+        if type(self).decay in _CONSTANT_DECAYS:
+            mu = self.decay(k)
+            if not isinstance(mu, Tensor):
+                return mu
+        else:
+            # A schedule is a ratio of counts. In float64 it is exact enough for every dtype of a layer.
+            exact = torch.float32 if k.device.type == "mps" else torch.float64
+            mu = self.decay(k.to(exact).unsqueeze(-1))
         if not isinstance(mu, Tensor):
             name = f"{type(self).__name__}: what decay(k) returns"
             check_number(name, mu, "a number or a tensor of shape (..., 1)")
@@ -262,10 +267,8 @@ class HeavyBall(Momentum):
         >>> HeavyBall.ema(0.5)(torch.ones(3, 1, 1))[0].flatten()
         tensor([0.5000, 0.7500, 0.8750])
         """
-        if isinstance(mu, Tensor):
-            return ExponentialAverage(mu)
-        _check_mu_below_1("HeavyBall.ema: mu", mu)
-        return HeavyBall(mu, 1 - mu)
+        average = ExponentialAverage(mu)
+        return average if isinstance(mu, Tensor) else HeavyBall(mu, 1 - mu)
 
 
 @dataclass(frozen=True, repr=False)
@@ -284,8 +287,8 @@ class ExponentialAverage(Momentum):
     decay = HeavyBall.decay
 
     def __post_init__(self) -> None:
-        if not isinstance(self.mu, Tensor):
-            _check_mu_below_1("ExponentialAverage: mu", self.mu)
+        if not isinstance(self.mu, Tensor):  # step = 1 - mu must be positive
+            check_number("HeavyBall.ema: mu", self.mu, "a number in [0, 1)", lambda m: 0 <= m < 1)
         super().__post_init__()
 
     @property
@@ -407,25 +410,6 @@ _CONSTANT_DECAYS = (HeavyBall.decay, Adam.decay)
 torch.serialization.add_safe_globals([*MOMENTA, ExponentialAverage, MomentumState])
 
 
-def moments_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the moments of a layer: sums over time, and eps², need more than 16 bits."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-
-
-def cast_in_range(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x in another dtype, clamped to its range, so that a large drive saturates a gate and gives no nan."""
-    if x.dtype == dtype:  # the usual case, at each step of a loop
-        return x
-    if torch.finfo(dtype).max < torch.finfo(x.dtype).max:
-        x = x.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
-    return x.to(dtype)
-
-
-def autocast_enabled(device: torch.device) -> bool:
-    """Whether autocast is on for a device; torch knows none for the meta device."""
-    return device.type != "meta" and torch.is_autocast_enabled(device.type)
-
-
 def decays_by_tensor_mu(momentum: Momentum | None) -> bool:
     """Whether the decay of each step is the momentum's mu, and mu is a tensor."""
     return getattr(type(momentum), "decay", None) in _CONSTANT_DECAYS and "mu" in tensor_fields(momentum)
@@ -504,11 +488,6 @@ def _check_mu(momentum: Momentum, mu: float | Tensor) -> None:
     if not isinstance(mu, Tensor):
         name = f"{type(momentum).__name__}: mu"
         check_number(name, mu, "a number in [0, 1]", lambda m: 0 <= m <= 1)
-
-
-def _check_mu_below_1(name: str, mu: Any) -> None:
-    """For a step of 1 - mu, which must be positive."""
-    check_number(name, mu, "a number in [0, 1)", lambda m: 0 <= m < 1)
 
 
 def _check_tensor(name: str, value: Tensor) -> None:

@@ -21,12 +21,12 @@ from .momentum import (
     Momentum,
     MomentumState,
     decays_by_tensor_mu,
-    moments_dtype,
     one_line_repr,
     tensor_fields,
 )
+from .precision import moments_dtype
 from .state import MOMENTS, State
-from .torch_internals import ModuleWithMetadata, has_parametrizations, own_tensors
+from .torch_internals import ModuleWithMetadata, has_parametrizations, own_parameters, own_tensors
 from .unit_range import bounded
 
 Device = torch.device | str | int | None
@@ -157,6 +157,9 @@ class RecurrentModule(ModuleWithMetadata):
         return Weights(ih, hh, b_ih, b_hh, hr)
 
     def _weight(self, name: str, evaluated: dict[int, Tensor]) -> Tensor:
+        parameter = own_parameters(self).get(name)  # faster than getattr
+        if parameter is not None:
+            return parameter
         # has_parametrizations is fast, and false for most modules.
         if not has_parametrizations(self) or not is_parametrized(self, name):
             return getattr(self, name)  # type: ignore[no-any-return]
@@ -253,8 +256,7 @@ class RecurrentModule(ModuleWithMetadata):
         if count not in (states, states + MOMENTS):
             expected = f"{states} hidden tensors, or the {states + MOMENTS} tensors of a State"
             raise ValueError(f"hx should hold {expected}, got {count}")
-        hint = f"the input has {rows[0]} sequences" if rows else "the input is unbatched"
-        self._check_state("hx", hx, rows, x.dtype, x.device, hint)
+        self._check_state("hx", hx, rows, x, "the input")
         if count > states:
             return tuple(hx[:states]), MomentumState(*hx[states:])
         if self._momentum is not None and not self._warned:
@@ -267,15 +269,15 @@ class RecurrentModule(ModuleWithMetadata):
         name: str,
         tensors: Sequence[object],
         rows: tuple[int, ...],
-        dtype: torch.dtype,
-        device: torch.device,
-        hint: str,
+        like: Tensor,
+        subject: str,
     ) -> None:
         """Raise unless these are the tensors of a State, or the first of them, for so many rows.
 
-        name: of the argument; dtype: of the input; hint: where the number of rows comes from.
+        name: of the argument; like: has the dtype and device of the input; subject: what has the rows.
         """
-        states, moments = self.cell.states, moments_dtype(dtype)
+        states, dtype, device = self.cell.states, like.dtype, like.device
+        moments = moments_dtype(dtype)
         for i, (tensor, shape) in enumerate(zip(tensors, self._state_shapes(rows), strict=False)):
             expected = dtype if i < states else torch.int64 if i == states + 2 else moments
             if (
@@ -286,12 +288,16 @@ class RecurrentModule(ModuleWithMetadata):
             ):
                 continue
             alone = states == 1 == len(tensors)
+            hint = f"{subject} has {rows[0]} sequences" if rows else f"{subject} is unbatched"
             label = name if alone else f"{name}[{i}]" if i < states else f"{name}.{'vnk'[i - states]}"
             if isinstance(tensor, Tensor) and i != states + 2 and tensor.shape[:-1] == shape[:-1]:
                 hint = f"this layer has hidden_size={self.hidden_size}, proj_size={self.proj_size}"
                 if i >= states:
                     hint = f"this layer has momentum={one_line_repr(self.momentum)}"
-            check_tensor(label, tensor, shape, expected, device, hint)
+            # As in torch, whose step cells refuse further axes by an error of another kind than its layers.
+            deep = isinstance(tensor, Tensor) and tensor.dim() > 2 and not self._leading_axes()
+            shape_error = ValueError if deep else RuntimeError
+            check_tensor(label, tensor, shape, expected, device, hint, shape_error)
 
     def _warn_of_lost_momentum(self) -> None:
         """Warn, once, that torch's hx came."""

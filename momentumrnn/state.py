@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .momentum import moments_dtype
+from .precision import moments_dtype
 from .torch_internals import register_tuple
 from .value_checks import check_integer, describe
 

@@ -110,7 +110,6 @@ class RecurrentCell(RecurrentModule):
             return call_with_tensor_like(self, input, hx)
         net = self._network()
         w = net.weights[0]
-        _check_axes(hx)
         check_input(input, (1, 2), self.input_size, w.ih, dtype_error=RuntimeError)
         hidden, moments = self._read_state(hx, tuple(input.shape[:-1]), input)
         batched = input.dim() == 2
@@ -118,10 +117,9 @@ class RecurrentCell(RecurrentModule):
             input, hidden = input.unsqueeze(0), tuple(h.unsqueeze(0) for h in hidden)
             moments = moments and MomentumState(*(t.unsqueeze(0) for t in moments))
         carried = moments if net.momentum is not None else None
-        _, hidden, after = reference.layer(input, [len(input)], w, net, hidden, carried)
-        state = hidden
+        state, after = reference.one_step(input, w, net, hidden, carried)
         if moments is not None:
-            state = *hidden, *(after or (moments.v, moments.n, moments.k + 1))
+            state = *state, *(after or (moments.v, moments.n, moments.k + 1))
         if not batched:
             state = tuple(t.squeeze(0) for t in state)
         return as_torch(state) if moments is None else State(*state)
@@ -349,15 +347,6 @@ class RNNCell(RecurrentCell):
             carry_momentum=carry_momentum,
         )
         self.nonlinearity = nonlinearity
-
-
-def _check_axes(hx: object) -> None:
-    """Raise torch's kind of error, before any other, if a tensor of hx has too many axes."""
-    tensors = hx if isinstance(hx, tuple | list) else (hx,)
-    for i, tensor in enumerate(tensors):
-        if isinstance(tensor, Tensor) and tensor.dim() > 2:
-            name = f"hx[{i}]" if len(tensors) > 1 else "hx"
-            raise ValueError(f"{name} should be 1-D or 2-D, got {tensor.dim()}-D, {tuple(tensor.shape)}")
 
 
 for _cell in (RecurrentCell, LSTMCell, GRUCell, RNNCell):

@@ -24,9 +24,9 @@ from .momentum import (
     Nesterov,
     RMSProp,
     ScheduledRestart,
-    autocast_enabled,
     decays_by_tensor_mu,
 )
+from .precision import autocast_enabled
 from .recurrent_layer import Recurrent
 from .state import State
 from .torch_internals import has_forward_hooks, has_parametrizations, raw_stream

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from .layer_checks import check_tensor
-from .momentum import one_line_repr
 from .recurrent_layer import Recurrent
-from .state import Rows, State
+from .state import MOMENTS, Rows, State
 from .stream_engines import choose_engine
 from .torch_internals import own_tensors
 from .value_checks import check_integer
@@ -70,8 +69,11 @@ class Stream:
         if batch_size is not None:
             check_integer("batch_size", batch_size)
         if state is not None:
-            if not isinstance(state, tuple | list):
+            tensors = layer.cell.states + MOMENTS
+            if not isinstance(state, tuple | list) or not all(isinstance(t, Tensor) for t in state):
                 raise TypeError(f"state should be a State, got {type(state).__name__}")
+            if len(state) != tensors:
+                raise ValueError(f"state should hold the {tensors} tensors of a State, got {len(state)}")
             state = State(state)
             size_of_state = state.k.shape[1] if state.k.dim() == 2 else None
             if batch_size is not None and batch_size != size_of_state:
@@ -132,11 +134,7 @@ class Stream:
                 "call layer.eval()"
             )
         weight = layer._weight("weight_ih_l0", {}).detach()
-        if len(state.hidden) != layer.cell.states:
-            raise ValueError(f"state should hold {layer.cell.states} hidden tensors, got {len(state.hidden)}")
-        momentum = one_line_repr(layer._momentum)
-        hint = f"the layer has momentum={momentum}, this Stream batch_size={self._batch_size}"
-        layer._check_state("state", state, self._rows, weight.dtype, weight.device, hint)
+        layer._check_state("state", state, self._rows, weight, "this Stream")
         # Tensors made in inference mode could not be written to outside of it.
         with torch.inference_mode(False), torch.no_grad():
             state = state.clone() if self._rows else State(t.unsqueeze(1).clone() for t in state)

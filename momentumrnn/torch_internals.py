@@ -130,7 +130,8 @@ INTERNALS = (
     ),
     Internal(
         "torch.nn.Module._parameters",
-        "a Stream compares the addresses of all weights at each step, and named_parameters() takes 3 µs",
+        "a Stream compares the addresses of all weights at each step, and named_parameters() takes 3 µs; "
+        "a layer reads its weights at each call, and getattr() takes half a microsecond for each",
         "torch.nn.Module.named_parameters(recurse=False) in the time that reading a dict takes",
     ),
     Internal(
@@ -317,6 +318,11 @@ def register_tuple(kind: type[tuple[Any, ...]], name: str) -> None:
 
 
 # Modules.
+
+
+def own_parameters(module: nn.Module) -> Mapping[str, nn.Parameter | None]:
+    """The parameters of a module without its submodules, as the dict that holds them."""
+    return module._parameters
 
 
 def own_tensors(module: nn.Module) -> list[Mapping[str, Tensor | None]]:

@@ -24,7 +24,7 @@ KERNELS = [
 ]
 LIBRARY = [
     "backends kernels value_checks caller_warning cuda_graph provenance repr_parser",
-    "tensor_likes torch_internals",
+    "precision tensor_likes torch_internals",
     "momentum cells packing unit_range",
     "init state",
     "layer_checks",

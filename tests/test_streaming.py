@@ -282,6 +282,12 @@ def test_it_says_how():
         (lambda: mr.Stream(mr.LSTM(3, 5, bidirectional=True)), ValueError, "bidirectional=False, got True"),
         (lambda: mr.Stream(mr.LSTM(3, 5), 0), ValueError, "batch_size should be at least 1, got 0"),
         (lambda: mr.Stream(mr.LSTM(3, 5), 2.0), TypeError, "batch_size should be an integer, got 2.0"),
+        (lambda: mr.Stream(mr.LSTM(3, 5), state=1.0), TypeError, "state should be a State, got float"),
+        (
+            lambda: mr.Stream(mr.LSTM(3, 5), state=(torch.zeros(1, 2, 5),) * 2),
+            ValueError,
+            "state should hold the 5 tensors of a State, got 2",
+        ),
         (lambda: mr.Stream(mr.LSTM(3, 5), state=(1, 2)), TypeError, "state should be a State, got tuple"),
         (
             lambda: mr.Stream(mr.LSTM(3, 5), 3, mr.LSTM(3, 5).initial_state(2)),
@@ -296,7 +302,7 @@ def test_it_says_how():
         (
             lambda: mr.Stream(mr.LSTM(3, 5), state=mr.GRU(3, 5).initial_state(2)),
             ValueError,
-            "state should hold 2 hidden tensors, got 1",
+            "state should hold the 5 tensors of a State, got 4",
         ),
     ],
 )

@@ -32,7 +32,7 @@ def test_torchs_own_inputs_and_errors():
     report = json.loads(done.stdout)
     assert report["modules"] == 6
     assert report["inputs"] >= 500
-    assert report["errors"] >= 200
+    assert report["errors"] >= 50
     assert {found.partition("{")[0] for found in report["differ"]} == STRINGS_AS_BIAS
 
 

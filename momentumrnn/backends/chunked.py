@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from ..cells import Weights
-from ..momentum import MomentumState, autocast_enabled, moments_dtype
+from ..momentum import MomentumState
 from ..packing import lengths
+from ..precision import autocast_enabled, moments_dtype
 from ..torch_internals import may_be_batched
 from . import double_backward, reference
 from .chunked_moments import Rates, drive_, drive_backward

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..momentum import cast_in_range
+from ..precision import cast_in_range
 from .time_chunks import Chunk, Scratch, first_rows, split_steps
 
 

@@ -14,16 +14,9 @@ from ..kernels import launch, nvrtc, op
 from ..kernels.constants import MAX_HIDDEN
 from ..kernels.inputs import Inputs
 from ..kernels.sizes import slices_of_input
-from ..momentum import (
-    MOMENTA,
-    Momentum,
-    MomentumState,
-    decays_by_tensor_mu,
-    moments_dtype,
-    step_indices,
-    tensor_fields,
-)
+from ..momentum import MOMENTA, Momentum, MomentumState, decays_by_tensor_mu, step_indices, tensor_fields
 from ..packing import all_equal, at_last_steps, lengths, pack, packed_rows, pad
+from ..precision import moments_dtype
 from ..torch_internals import (
     constant_when_compiled,
     dispatch_mode_active,

@@ -19,16 +19,9 @@ from torch.nn.functional import linear
 from torch.nn.functional import pad as constant_pad
 
 from ..cells import GRU, LSTM, Cell, Elman, Weights
-from ..momentum import (
-    Momentum,
-    MomentumState,
-    cast_in_range,
-    moments_dtype,
-    scan,
-    step_indices,
-    tensor_fields,
-)
+from ..momentum import Momentum, MomentumState, scan, step_indices, tensor_fields
 from ..packing import all_equal, at_last_steps, lengths, pack, pad
+from ..precision import cast_in_range, moments_dtype
 from ..torch_internals import exporting, onednn_has, transforms_active
 from . import chunked, double_backward, reference
 from .chunked_steps import steps_of

@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from ..cells import Weights
-from ..momentum import MomentumState, cast_in_range
+from ..momentum import MomentumState
+from ..precision import cast_in_range
 from .stack import Network, Result, stack
 
 
@@ -50,31 +51,58 @@ def recur(
     moments: MomentumState | None,
 ) -> Result:
     """`layer` from its gate inputs a, (N, G), on."""
-    if net.momentum is not None and moments is None:
-        moments = net.momentum.start(sizes[0], a.shape[-1], a)
-    # Under autocast a has fewer bits than the states and biases that came with it.
-    state, outputs = tuple(h.to(a.dtype) for h in hidden), []
-    b_hh = None if w.b_hh is None else w.b_hh.to(a.dtype)
-    steps = torch.split_with_sizes(a, list(sizes)) if len(sizes) > 1 else (a,)
-    for a_t, rows in zip(steps, sizes, strict=True):
-        drive, all_rows = a_t, rows == sizes[0]
-        if net.momentum is not None and moments is not None:
-            begun = moments if all_rows else MomentumState(*_first_rows(moments, rows))
-            drive, updated = net.momentum.update(a_t, begun)
-            if net.factored:
-                drive = through_u(net, drive, updated.v, updated.n, w.hh)
-            moments = updated if all_rows else MomentumState(*map(_with_ended_rows, updated, moments))
-        previous = state if all_rows else _first_rows(state, rows)
-        following = net.cell.step(drive, linear(previous[0], w.hh), b_hh, previous)
-        if w.hr is not None:
-            following = (linear(following[0], w.hr), *following[1:])
-        if not isinstance(following, tuple) or [s.shape for s in following] != [s.shape for s in previous]:
-            expected = f"a tuple of tensors like its state, {_shapes(previous)}"
-            name, got = type(net.cell).__name__, _shapes(following)
-            raise TypeError(f"{name}.step should return {expected}, got {got}")
+    w, net, state, moments = _begin(a, sizes[0], w, net, hidden, moments)
+    outputs = []
+    for a_t, rows in zip(torch.split_with_sizes(a, list(sizes)), sizes, strict=True):
+        if rows == sizes[0]:
+            state, moments = _step(a_t, w, net, state, moments)
+            outputs.append(state[0])
+            continue
+        begun = moments and MomentumState(*_first_rows(moments, rows))
+        following, updated = _step(a_t, w, net, _first_rows(state, rows), begun)
         outputs.append(following[0])
-        state = following if all_rows else tuple(map(_with_ended_rows, following, state))
+        state = tuple(map(_with_ended_rows, following, state))
+        moments = moments and updated and MomentumState(*map(_with_ended_rows, updated, moments))
     return torch.cat(outputs), state, moments
+
+
+def one_step(
+    x: Tensor, w: Weights, net: Network, hidden: Sequence[Tensor], moments: MomentumState | None
+) -> tuple[tuple[Tensor, ...], MomentumState | None]:
+    """`layer` for a single step. x: (B, D). Its h is the first tensor of the state that is returned."""
+    a = linear(x, w.ih, w.b_ih)
+    return _step(a, *_begin(a, len(a), w, net, hidden, moments))
+
+
+def _begin(
+    a: Tensor, rows: int, w: Weights, net: Network, hidden: Sequence[Tensor], moments: MomentumState | None
+) -> tuple[Weights, Network, tuple[Tensor, ...], MomentumState | None]:
+    """What the first step starts from. a: gate inputs."""
+    if net.momentum is not None and moments is None:
+        moments = net.momentum.start(rows, a.shape[-1], a)
+    # Under autocast a has fewer bits than the states and biases that came with it.
+    if w.b_hh is not None and w.b_hh.dtype != a.dtype:
+        w = w._replace(b_hh=w.b_hh.to(a.dtype))
+    return w, net, tuple(h if h.dtype == a.dtype else h.to(a.dtype) for h in hidden), moments
+
+
+def _step(
+    a: Tensor, w: Weights, net: Network, state: tuple[Tensor, ...], moments: MomentumState | None
+) -> tuple[tuple[Tensor, ...], MomentumState | None]:
+    """The state and the moments after one time step. a: its gate inputs, (B, G)."""
+    drive = a
+    if net.momentum is not None and moments is not None:
+        drive, moments = net.momentum.update(a, moments)
+        if net.factored:
+            drive = through_u(net, drive, moments.v, moments.n, w.hh)
+    following = net.cell.step(drive, linear(state[0], w.hh), w.b_hh, state)
+    if w.hr is not None:
+        following = (linear(following[0], w.hr), *following[1:])
+    if not isinstance(following, tuple) or [s.shape for s in following] != [s.shape for s in state]:
+        expected = f"a tuple of tensors like its state, {_shapes(state)}"
+        name, got = type(net.cell).__name__, _shapes(following)
+        raise TypeError(f"{name}.step should return {expected}, got {got}")
+    return following, moments
 
 
 def through_u(net: Network, drive: Tensor, v: Tensor, n: Tensor, u: Tensor) -> Tensor:
