@@ -120,8 +120,8 @@ def check_tensor(
     check_dtype_and_device(name, x, dtype, device)
 
 
-def check_in_unit_range(name: str, x: Tensor) -> None:
-    """Raise unless all values of x are in [0, 1], or warn if x is a Parameter: training may have moved it.
+def check_in_unit_range(name: str, x: Tensor, consequence: str) -> None:
+    """Warn of values of x outside [0, 1], and of the consequence; raise if none is given.
 
     Tensors without values, as on the meta device, pass.
     """
@@ -131,9 +131,9 @@ def check_in_unit_range(name: str, x: Tensor) -> None:
     if len(outside) == 0:
         return
     message = f"{name} should have values in [0, 1], got {outside[0].item():.6g}"
-    if not isinstance(x, Parameter):
+    if not consequence:
         raise ValueError(message)
-    warn_caller(f"{message}; the layer computes with the nearest value in that range")
+    warn_caller(message if outside.isnan().any() else f"{message}; {consequence}")
 
 
 def check_dtype_and_device(

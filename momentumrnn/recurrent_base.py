@@ -26,13 +26,14 @@ from .momentum import (
 )
 from .precision import moments_dtype
 from .state import MOMENTS, State
+from .tensor_likes import TraceableModule
 from .torch_internals import ModuleWithMetadata, has_parametrizations, own_parameters, own_tensors
 from .unit_range import bounded
 
 Device = torch.device | str | int | None
 
 
-class RecurrentModule(ModuleWithMetadata):
+class RecurrentModule(TraceableModule, ModuleWithMetadata):
     """The base class of `Recurrent` and `RecurrentCell`.
 
     Weights are read by `_weights` and `_weight`. Their argument `evaluated` has the parametrised tensors that
@@ -75,7 +76,9 @@ class RecurrentModule(ModuleWithMetadata):
                     f"others; to constrain it, parametrise the layer's momentum_{name}"
                 )
         if decays_by_tensor_mu(momentum):
-            check_in_unit_range("momentum: mu", tensors["mu"])
+            trained = isinstance(tensors["mu"], nn.Parameter)  # training may have moved it
+            consequence = "the layer computes with the nearest value there" if trained else ""
+            check_in_unit_range("momentum: mu", tensors["mu"], consequence)
         for name in map("momentum_{}".format, MAYBE_TENSORS):
             if is_parametrized(self, name):
                 remove_parametrizations(self, name, leave_parametrized=False)
@@ -120,6 +123,12 @@ class RecurrentModule(ModuleWithMetadata):
     def checkpoint_metadata(self) -> dict[str, str]:
         """The momentum, which travels with a state_dict."""
         return {"momentum": _spelled(self.momentum)}
+
+    def check_loaded(self, prefix: str) -> None:
+        """Warn of a mu outside [0, 1], such as an older version may have saved."""
+        if decays_by_tensor_mu(self._momentum):
+            mu = self._weight("momentum_mu", {})
+            check_in_unit_range(f"{prefix}momentum_mu", mu, "the layer computes with the nearest value there")
 
     def check_metadata(self, prefix: str, metadata: Mapping[str, Any]) -> None:
         """Warn if a state_dict was saved with another momentum than this module has."""
@@ -303,13 +312,13 @@ class RecurrentModule(ModuleWithMetadata):
         """Warn, once, that torch's hx came."""
         if torch.compiler.is_compiling():
             return
-        self._warned = True
         carries = "" if self.carry_momentum else "make it with carry_momentum=True and "
         warn_caller(
             f"{type(self).__name__} was given torch's hx, so its momentum starts at zero in this call. To go "
             f"on with a sequence, {carries}pass on the State that it returns. To begin one here without this "
             "warning, pass State.from_hidden(hx, layer)."
         )
+        self._warned = True
 
 
 def _spelled(momentum: Momentum | None) -> str:

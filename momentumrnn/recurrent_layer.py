@@ -15,7 +15,7 @@ from .layer_checks import check_cell_options, check_factored, check_input, check
 from .momentum import Momentum, MomentumState, one_line_repr
 from .packing import EqualSizes, lengths
 from .recurrent_base import Device, RecurrentModule, as_torch
-from .state import State
+from .state import MOMENTS, State
 from .tensor_likes import call_with_tensor_like, stands_for_tensor
 from .torch_internals import exporting
 from .value_checks import check_choice, check_integer
@@ -165,7 +165,7 @@ class Recurrent(RecurrentModule):
             list of its tensors, for which the final state is a `State` and the momentum goes on.
         """
         if stands_for_tensor(input):
-            return call_with_tensor_like(self, input, hx)  # type: ignore[no-any-return]
+            return call_with_tensor_like(Recurrent.forward, self, input, hx)  # type: ignore[no-any-return]
         net = self._network_for(input)
         # A loop over time takes minutes to compile. So torch.compile breaks its graph here, as it does for
         # torch's own layers, unless an operator of ours runs the layer.
@@ -185,7 +185,7 @@ class Recurrent(RecurrentModule):
         packed = input if isinstance(input, PackedSequence) else None
         batched = packed is not None or input.dim() == 3  # type: ignore[union-attr]
         states = self.cell.states
-        if self.bidirectional and isinstance(hx, tuple | list) and len(hx) > states:
+        if self.bidirectional and isinstance(hx, tuple | list) and len(hx) == states + MOMENTS:
             raise ValueError(f"hx should be torch's, got a State: {NO_STATE}")
         hidden, moments = self._read_state(hx, (sizes[0],) if batched else (), x)
         # The batch is on axis 1 of every tensor.
@@ -222,7 +222,7 @@ class Recurrent(RecurrentModule):
         if self.bidirectional:
             raise ValueError(f"initial_state: {NO_STATE}; expected bidirectional=False")
         if batch_size is not None:
-            check_integer("batch_size", batch_size)
+            check_integer("batch_size", batch_size, minimum=0)
         rows = () if batch_size is None else (batch_size,)
         return self._zero_state(rows, self._weight("weight_ih_l0", {}).detach())
 

@@ -1,6 +1,5 @@
 """The state that a layer carries from one piece of a sequence to the next."""
 
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -8,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .caller_warning import warn_caller
 from .precision import moments_dtype
 from .torch_internals import register_tuple
 from .value_checks import check_integer, describe
@@ -35,7 +35,9 @@ class State(tuple[Tensor, ...]):
         k: (L, B), int64, the number of steps that each sequence has taken.
 
     So every entry has the batch on the same axis. The state of an unbatched input has no axis B, that of a
-    step cell has no axis L. v and n are in float32 if the layer is in 16 bits, else in its dtype.
+    step cell has no axis L. v and n are in float32 if the layer is in 16 bits, else in its dtype. Methods
+    that act on rows take the last axis of k for the batch. So the State of a layer's unbatched input needs
+    an axis B first: `State(t.unsqueeze(1) for t in state)`.
 
     A layer that gets a State returns a State. A layer with `carry_momentum=True` always returns one. Pieces
     of a sequence then give the outputs, final state and gradients of the whole. In place of a State a layer
@@ -72,11 +74,11 @@ class State(tuple[Tensor, ...]):
 
     __slots__ = ()
 
-    def __new__(cls, *tensors: Any) -> "State":
-        if len(tensors) == 1:
+    def __new__(cls, *tensors: Any, **nested: Any) -> "State":
+        if nested or (len(tensors) == 1 + MOMENTS and isinstance(tensors[0], tuple | list)):
+            tensors = _from_nested(*tensors, **nested)
+        elif len(tensors) == 1 and not isinstance(tensors[0], Tensor):
             tensors = tuple(tensors[0])
-        elif len(tensors) == 1 + MOMENTS and isinstance(tensors[0], tuple | list):
-            tensors = _from_nested(*tensors)
         if len(tensors) <= MOMENTS:
             raise TypeError(f"State should get the tensors h, ..., v, n and k, got {len(tensors)} values")
         return tuple.__new__(cls, tensors)
@@ -103,12 +105,13 @@ class State(tuple[Tensor, ...]):
 
         hidden: `(h, c)` of an LSTM, h of a GRU or RNN; layer: the layer or step cell that it is for.
         """
-        tensors = [hidden] if isinstance(hidden, Tensor) else list(hidden)
-        start = _initial_state(layer, tensors[0], "hidden")
+        tensors = [hidden] if isinstance(hidden, Tensor) else hidden
+        if not isinstance(tensors, tuple | list) or not tensors:
+            raise TypeError(f"hidden should be a tensor or a tuple of tensors, got {describe(hidden)}")
+        start = _initial_state(layer, tensors[0], "hidden[0]")
         if len(tensors) != len(start.hidden):
             raise ValueError(f"hidden should hold {len(start.hidden)} tensors, got {len(tensors)}")
-        for i, (tensor, zeros) in enumerate(zip(tensors, start.hidden, strict=True)):
-            _check_shape(f"hidden[{i}]", tensor, zeros.shape)
+        _check_like("hidden", tensors, start.hidden)
         return cls(*tensors, *start[-MOMENTS:])
 
     @classmethod
@@ -116,7 +119,9 @@ class State(tuple[Tensor, ...]):
         """The State that `as_tensor` wrote. layer: the layer or step cell that it is for."""
         start = _initial_state(layer, tensor, "tensor")
         widths = [*(t.shape[-1] for t in start[:-1]), 1]
-        _check_shape("tensor", tensor, (*start.k.shape, sum(widths)))
+        if tensor.shape != (*start.k.shape, sum(widths)):
+            expected = (*start.k.shape, sum(widths))
+            raise ValueError(f"tensor should have shape {expected}, got {tuple(tensor.shape)}")
         *others, k = torch.split_with_sizes(tensor, widths, -1)
         like = zip(others, start[:-1], strict=True)
         return cls(*(t.to(zeros.dtype) for t, zeros in like), k.squeeze(-1).detach().round().long())
@@ -124,10 +129,12 @@ class State(tuple[Tensor, ...]):
     @classmethod
     def cat(cls, states: Iterable["State"]) -> "State":
         """The sequences of several states, one state after another."""
-        states = [State(state) for state in states]
+        if isinstance(states, State) or not isinstance(states, Iterable):
+            raise TypeError(f"states should be a list of States, got {type(states).__name__}")
+        states = list(states)
         if not states:
             raise ValueError("states should hold at least one State, got none")
-        axis = states[0]._batch_axis("cat")
+        axis = State(states[0])._batch_axis("cat")
         return cls(torch.cat(tensors, axis) for tensors in zip(*states, strict=True))
 
     def as_tensor(self) -> Tensor:
@@ -151,14 +158,14 @@ class State(tuple[Tensor, ...]):
         """Move or cast the state, as `Tensor.to` does. v and n stay in float32 at least, k in int64."""
         hidden = [h.to(*args, **kwargs) for h in self.hidden]
         device, dtype = hidden[0].device, moments_dtype(hidden[0].dtype)
-        return State(*hidden, self.v.to(device, dtype), self.n.to(device, dtype), self.k.to(device))
+        how = {name: kwargs[name] for name in ("non_blocking", "copy") if name in kwargs}
+        v, n = (t.to(device, dtype, **how) for t in (self.v, self.n))
+        return State(*hidden, v, n, self.k.to(device, **how))
 
     def select(self, rows: Rows) -> "State":
         """The state of some sequences of the batch. rows: indices, a mask (B,) or a slice."""
-        axis, rows = self._batch_axis("select"), _without_numpy(rows)
-        if not isinstance(rows, Tensor | Sequence | slice) or isinstance(rows, str):
-            raise TypeError(f"select: rows should be indices, a mask or a slice, got {rows!r}")
-        index = *[slice(None)] * axis, list(rows) if isinstance(rows, Sequence) else rows
+        axis = self._batch_axis("select")
+        index = *[slice(None)] * axis, checked_rows(rows, self.k.shape[axis])
         return State(t[index] for t in self)
 
     def reset(self, rows: Rows | None = None) -> "State":
@@ -167,15 +174,19 @@ class State(tuple[Tensor, ...]):
         rows: indices, a mask (B,), a slice, or None for all. A mask on the state's device does not wait for a
             GPU.
         """
-        mask = rows_as_mask(rows, self.k.shape[self._batch_axis("reset")]).to(self.k.device)
+        mask = _rows_as_mask(rows, self.k.shape[self._batch_axis("reset")]).to(self.k.device)
         return self._by_row(mask, lambda t, mask: t.masked_fill(mask, 0))
 
-    def where(self, mask: Tensor, other: "State") -> "State":
+    def where(self, mask: Tensor | np.ndarray, other: "State") -> "State":
         """This state in the rows where the mask (B,) is true, the other state elsewhere."""
-        axis = self._batch_axis("where")
+        axis, mask = self._batch_axis("where"), _without_numpy(mask)
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != self.k.shape[axis:]:
-            expected = f"a mask of shape {tuple(self.k.shape[axis:])} and dtype torch.bool"
+            expected = f"a tensor of shape {tuple(self.k.shape[axis:])} and dtype torch.bool"
             raise TypeError(f"where: mask should be {expected}, got {describe(mask)}")
+        if not isinstance(other, tuple | list) or len(other) != len(self):
+            got = f"{len(other)}" if isinstance(other, tuple | list) else type(other).__name__
+            raise TypeError(f"where: other should be a State of {len(self)} tensors, got {got}")
+        _check_like("where: other", other, self)
         others = iter(other)
         return self._by_row(mask, lambda t, mask: t.where(mask, next(others)))
 
@@ -204,7 +215,7 @@ class State(tuple[Tensor, ...]):
         return State(*(self.hidden if hidden is None else hidden), *moments)
 
     def __repr__(self) -> str:
-        return f"State(hidden={self.hidden!r}, v={self.v!r}, n={self.n!r}, k={self.k!r})"
+        return f"State{super().__repr__()}"
 
     def _batch_axis(self, method: str) -> int:
         if self.k.dim() == 0:
@@ -218,30 +229,37 @@ class State(tuple[Tensor, ...]):
         return State(*(function(t, column) for t in others), function(k, mask))
 
 
-def rows_as_mask(rows: Rows | None, count: int) -> Tensor:
-    """Rows of a batch of `count` sequences as a mask (count,), after a check; None is all of them."""
+def checked_rows(rows: Rows, count: int) -> Tensor | slice:
+    """Rows of a batch of `count` sequences: a slice, indices (rows,) or a mask (count,)."""
     expected = f"rows should be indices from 0 to {count - 1}, a mask of shape ({count},) or a slice"
     rows = _without_numpy(rows)
-    if isinstance(rows, Sequence) and not isinstance(rows, str):
-        if not all(isinstance(row, int) for row in rows):
-            raise TypeError(f"{expected}, got {rows!r}")
-        rows = torch.tensor(rows, dtype=torch.bool if rows and isinstance(rows[0], bool) else torch.int64)
-    if isinstance(rows, Tensor) and rows.dtype == torch.bool:
-        if rows.shape != (count,):
-            raise ValueError(f"{expected}, got a mask of shape {tuple(rows.shape)}")
+    if isinstance(rows, slice):
         return rows
-    mask = torch.zeros(count, dtype=torch.bool)
-    if rows is None or isinstance(rows, slice):
-        mask[rows or slice(None)] = True
-    elif not isinstance(rows, Tensor):
-        raise TypeError(f"{expected}, got {rows!r}")
-    elif rows.is_floating_point() or rows.is_complex():
-        raise TypeError(f"{expected}, got a tensor of {rows.dtype}")
-    else:
-        for row in rows.flatten().tolist():
+    if isinstance(rows, Sequence) and not isinstance(rows, str):
+        mask = len(rows) > 0 and all(isinstance(row, bool | np.bool_) for row in rows)
+        for row in [] if mask else rows:
+            if isinstance(row, bool) or not isinstance(row, int | np.integer):
+                raise TypeError(f"{expected}, got {rows!r}")
             if not -count <= row < count:
                 raise IndexError(f"{expected}, got {row}")
-            mask[row] = True
+        rows = torch.tensor(rows, dtype=torch.bool if mask else torch.int64)
+    if not isinstance(rows, Tensor):
+        raise TypeError(f"{expected}, got {rows!r}")
+    # Indexing would read bytes as a mask, which is what they once were.
+    if rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.uint8:
+        raise TypeError(f"{expected}, got a tensor of {rows.dtype}")
+    if rows.dim() != 1 or (rows.dtype == torch.bool and len(rows) != count):
+        raise ValueError(f"{expected}, got a tensor of shape {tuple(rows.shape)} and {rows.dtype}")
+    return rows
+
+
+def _rows_as_mask(rows: Rows | None, count: int) -> Tensor:
+    """Rows of a batch of `count` sequences as a mask (count,); None is all of them."""
+    rows = slice(None) if rows is None else checked_rows(rows, count)
+    if isinstance(rows, Tensor) and rows.dtype == torch.bool:
+        return rows
+    mask = torch.zeros(count, dtype=torch.bool, device=rows.device if isinstance(rows, Tensor) else None)
+    mask[rows] = True
     return mask
 
 
@@ -255,22 +273,25 @@ def _initial_state(layer: HasState, like: Tensor, name: str) -> State:
     if not hasattr(layer, "initial_state"):
         raise TypeError(f"layer should be a layer or step cell of momentumrnn, got {type(layer).__name__}")
     if not isinstance(like, Tensor):
-        raise TypeError(f"{name} should hold tensors, got {type(like).__name__}")
+        raise TypeError(f"{name} should be a Tensor, got {type(like).__name__}")
     start = layer.initial_state()
     return layer.initial_state(like.shape[-2]) if like.dim() == start[0].dim() + 1 else start
 
 
-def _check_shape(name: str, tensor: Tensor, shape: Sequence[int]) -> None:
-    if tensor.shape != shape:
-        raise ValueError(f"{name} should have shape {tuple(shape)}, got {tuple(tensor.shape)}")
+def _check_like(name: str, tensors: Sequence[object], like: Sequence[Tensor]) -> None:
+    """Raise unless these are tensors with the shapes and devices of others. Autocast changes dtypes."""
+    for i, (tensor, other) in enumerate(zip(tensors, like, strict=True)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name}[{i}] should be a Tensor, got {type(tensor).__name__}")
+        if tensor.shape != other.shape or tensor.device != other.device:
+            expected, got = (f"{tuple(t.shape)} on {t.device}" for t in (other, tensor))
+            raise ValueError(f"{name}[{i}] should have shape {expected}, got {got}")
 
 
 def _from_nested(hidden: Sequence[Tensor], v: Tensor, n: Tensor, k: Tensor) -> tuple[Tensor, ...]:
     """The entries of a State in the form of version 0.1: hidden a tuple, and k without the axis of layers."""
-    warnings.warn(
-        "State((h, c), v, n, k) is now State(h, c, v, n, k), with k of shape (L, B)",
-        DeprecationWarning,
-        stacklevel=3,
+    warn_caller(
+        "State((h, c), v, n, k) is now State(h, c, v, n, k), with k of shape (L, B)", DeprecationWarning
     )
     if hidden[0].dim() - k.dim() == 2:
         k = k.expand(len(hidden[0]), *k.shape).contiguous()

@@ -107,7 +107,7 @@ class RecurrentCell(RecurrentModule):
     def forward(self, input: Tensor, hx: Any = None) -> Any:
         """The state after one step; the class describes inputs and output."""
         if stands_for_tensor(input):
-            return call_with_tensor_like(self, input, hx)
+            return call_with_tensor_like(RecurrentCell.forward, self, input, hx)
         net = self._network()
         w = net.weights[0]
         check_input(input, (1, 2), self.input_size, w.ih, dtype_error=RuntimeError)
@@ -130,7 +130,7 @@ class RecurrentCell(RecurrentModule):
         batch_size: the number of sequences, or None for the state of an unbatched input.
         """
         if batch_size is not None:
-            check_integer("batch_size", batch_size)
+            check_integer("batch_size", batch_size, minimum=0)
         return self._zero_state(
             () if batch_size is None else (batch_size,), self._weight("weight_ih", {}).detach()
         )

@@ -3,6 +3,7 @@
 That is a proxy of torch.fx, or an object of a user's class that has `__torch_function__`.
 """
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,18 +11,33 @@ from torch import Tensor, nn
 from torch.overrides import handle_torch_function, is_tensor_like
 
 
+class TraceableModule(nn.Module):
+    """A module whose call is one node of torch.fx, as that of a module of torch.nn is.
+
+    Its hooks, and the `forward` of a subclass, run when the node does.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, torch.fx.Proxy):
+                return _node(self, value.tracer, args, kwargs)
+        return super().__call__(*args, **kwargs)
+
+
+def _node(module: nn.Module, tracer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    path = tracer.path_of_module(module) if isinstance(tracer, torch.fx.Tracer) else ""
+    return tracer.create_proxy("call_module", path, tuple(args), dict(kwargs))
+
+
 def stands_for_tensor(input: object) -> bool:
     return not isinstance(input, Tensor) and is_tensor_like(input)  # type: ignore[no-untyped-call]
 
 
-def call_with_tensor_like(module: nn.Module, input: Any, *args: Any) -> Any:
-    """The call of the module as one node of torch.fx, or handed to the input's `__torch_function__`."""
-    if not isinstance(input, torch.fx.Proxy):
-        return handle_torch_function(type(module).forward, (input,), module, input, *args)
-    path = input.tracer.path_of_module(module) if isinstance(input.tracer, torch.fx.Tracer) else ""
-    if not path:
+def call_with_tensor_like(forward: Callable[..., Any], module: nn.Module, input: Any, *args: Any) -> Any:
+    """`forward(module, input, *args)`, handed to the input's `__torch_function__`."""
+    if isinstance(input, torch.fx.Proxy):
         kind = type(module).__name__
         raise TypeError(
             f"input should be a Tensor, got a Proxy; torch.fx can trace a module that has this {kind}"
         )
-    return input.tracer.create_proxy("call_module", path, (input, *args), {})
+    return handle_torch_function(forward, (input,), module, input, *args)

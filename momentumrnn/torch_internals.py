@@ -346,7 +346,10 @@ class ModuleWithMetadata(nn.Module):
         return {}
 
     def check_metadata(self, prefix: str, metadata: Mapping[str, Any]) -> None:
-        """Called when the module's tensors are loaded. prefix: of their names, empty or ending in a dot."""
+        """Called before the module's tensors are loaded. prefix: of their names, empty or ending in a dot."""
+
+    def check_loaded(self, prefix: str) -> None:
+        """Called after the module's tensors are loaded."""
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -359,3 +362,4 @@ class ModuleWithMetadata(nn.Module):
     ) -> None:
         self.check_metadata(prefix, local_metadata)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+        self.check_loaded(prefix)

@@ -5,8 +5,10 @@ import inspect
 import io
 import pickle
 import warnings
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import CELLS, assert_same, begun, layer
@@ -54,6 +56,7 @@ def test_constructors(state):
         assert all(new is old for new, old in zip(made, state, strict=True))
     with pytest.raises(TypeError, match=r"State should get the tensors h, \.\.\., v, n and k, got 3 values"):
         mr.State(*state[:3])
+    assert repr(state.detach().select([1])).startswith("State(tensor([[[")
 
 
 def test_copies(state):
@@ -70,6 +73,8 @@ def test_old_constructor(state):
         made = mr.State(state.hidden, state.v, state.n, state.k[0])
     assert seen[0].filename == __file__
     assert_equal(made, state)
+    with pytest.warns(DeprecationWarning, match="is now State"):
+        assert_equal(mr.State(hidden=state.hidden, v=state.v, n=state.n, k=state.k[0]), state)
     cell = mr.LSTMCell(3, 5, momentum=BALL).initial_state(2)
     with pytest.warns(DeprecationWarning, match="is now State"):
         assert_equal(mr.State(cell.hidden, cell.v, cell.n, cell.k), cell)
@@ -77,8 +82,9 @@ def test_old_constructor(state):
 
 def test_old_files():
     """Of version 0.1.0, whose State was nested; each tensor counts from its own place."""
-    with pytest.warns(DeprecationWarning, match="is now State"):
+    with pytest.warns(DeprecationWarning, match="is now State") as seen:
         old = torch.load(OLD)
+    assert seen[0].filename == __file__
     shapes = {name: [tuple(t.shape) for t in state] for name, state in old.items()}
     assert shapes == {
         "lstm": [(2, 3, 2), (2, 3, 2), (2, 3, 8), (2, 3, 0), (2, 3)],
@@ -126,18 +132,74 @@ def test_where(state):
         ),
     )
     assert got.v.requires_grad
+    assert_equal(state.where(mask.numpy(), list(other)), got)
 
 
 @pytest.mark.parametrize(
-    "rows", [[0, 2], torch.tensor([0, 2]), torch.tensor([True, False, True]), slice(0, 3, 2)]
+    "rows",
+    [
+        [0, 2],
+        [-3, np.int64(2)],
+        [True, False, True],
+        list(np.array([True, False, True])),
+        np.array([0, 2]),
+        np.array([True, False, True]),
+        torch.tensor([0, 2]),
+        torch.tensor([0, -1], dtype=torch.int32),
+        torch.tensor([True, False, True]),
+        slice(0, 3, 2),
+    ],
+    ids=str,
 )
-def test_reset(state, rows):
+def test_rows(state, rows):
+    """Each way to name rows, for each method that takes them."""
+    assert_equal(state.select(rows), mr.State(t[:, [0, 2]] for t in state))
     got = state.reset(rows)
     assert isinstance(got, mr.State)
     assert not any(t[:, [0, 2]].any() for t in got)
     assert all(torch.equal(new[:, 1], old[:, 1]) for new, old in zip(got, state, strict=True))
     assert got.v.requires_grad
     assert not any(t.any() for t in state.reset())
+
+
+def test_no_rows(state):
+    """Batches may be empty: States of no sequence go to and fro like others."""
+    net = mr.LSTM(3, 5, 2, momentum=mr.Adam(beta=0.9), dtype=F64)
+    none = state.select([])
+    assert_equal(net.initial_state(0), none)
+    assert_equal(mr.State.from_tensor(none.as_tensor(), net), none)
+    assert_equal(mr.State.from_hidden(none.hidden, net), none)
+    assert_equal(net(torch.zeros(4, 0, 3, dtype=F64), none)[1], none)
+    assert_equal(mr.State.cat([none, state]), state)
+
+
+def test_to_makes_copies_where_told(state):
+    copied = state.to("cpu", copy=True)
+    assert_equal(copied, state)
+    assert not any(new is old for new, old in zip(copied, state, strict=True))
+    assert all(new is old for new, old in zip(state.to("cpu"), state, strict=True))
+
+
+def test_counts_are_rounded():
+    """A replay buffer may have computed with the one tensor."""
+    gru = mr.GRU(3, 5, momentum=BALL)
+    tensor = gru.initial_state(1).as_tensor()
+    tensor[..., -1] = 6.9999995
+    assert mr.State.from_tensor(tensor, gru).k.tolist() == [[7]]
+
+
+def test_changes_in_place():
+    """What torch's users do with the final state: detach it, or write to it. At each number of steps."""
+    for name, steps, momentum in product(("LSTM", "GRU", "RNN"), (1, 2, 6), (None, BALL, mr.Adam())):
+        net = getattr(mr, name)(3, 5, momentum=momentum, carry_momentum=True)
+        out, state = net(torch.randn(steps, 2, 3))
+        for t in state[:-1]:
+            t.mul_(0.5)
+        (out.sum() + state[0].sum()).backward()
+        _, state = net(torch.randn(steps, 2, 3))
+        for t in state:
+            t.detach_()
+        net(torch.randn(steps, 2, 3), state)[0].sum().backward()
 
 
 def test_a_reset_row_begins_anew():
@@ -190,15 +252,45 @@ LAYERS = "layer should be a layer or step cell of momentumrnn, got LSTM"
 @pytest.mark.parametrize(
     ("call", "kind", "message"),
     [
-        (lambda s: s.select("01"), TypeError, "select: rows should be indices, a mask or a slice, got '01'"),
+        *(
+            (
+                lambda s, method=method, rows=rows: getattr(s, method)(rows),
+                kind,
+                f"rows should be .*{message}",
+            )
+            for method in ("select", "reset")
+            for rows, kind, message in [
+                ("01", TypeError, "got '01'"),
+                (1, TypeError, "got 1"),
+                ([0.9], TypeError, r"got \[0.9\]"),
+                ([True, 5, False], TypeError, r"got \[True, 5, False\]"),
+                ([3], IndexError, "indices from 0 to 2.*got 3"),
+                ([True, False], ValueError, r"a mask of shape \(3,\).*got a tensor of shape \(2,\)"),
+                (torch.ones(3), TypeError, "got a tensor of torch.float32"),
+                (torch.zeros(3, dtype=torch.uint8), TypeError, "got a tensor of torch.uint8"),
+                (torch.zeros(2, 2, dtype=torch.int64), ValueError, r"got a tensor of shape \(2, 2\)"),
+            ]
+        ),
         (
             lambda s: s.where([True] * 3, s),
             TypeError,
-            r"where: mask should be a mask of shape \(3,\) and dtype",
+            r"where: mask should be a tensor of shape \(3,\) and dtype",
         ),
-        (lambda s: s.where(torch.ones(2) > 0, s), TypeError, r"mask should be a mask of shape \(3,\)"),
-        (lambda s: s.reset([3]), IndexError, r"rows should be indices from 0 to 2.*got 3"),
-        (lambda s: s.reset(torch.ones(3)), TypeError, "rows should be .* got a tensor of torch.float32"),
+        (lambda s: s.where(torch.ones(2) > 0, s), TypeError, r"mask should be a tensor of shape \(3,\)"),
+        *(
+            (lambda s, other=other: s.where(torch.ones(3) > 0, other(s)), kind, f"where: other.*{message}")
+            for other, kind, message in [
+                (lambda s: None, TypeError, "should be a State of 5 tensors, got NoneType"),
+                (lambda s: [*s, s.k], TypeError, "should be a State of 5 tensors, got 6"),
+                (lambda s: s.hidden, TypeError, "should be a State of 5 tensors, got 2"),
+                (
+                    lambda s: s.select([0]),
+                    ValueError,
+                    r"\[0\] should have shape \(2, 3, 5\) .*got \(2, 1, 5\)",
+                ),
+                (lambda s: [1, *s[1:]], TypeError, r"\[0\] should be a Tensor, got int"),
+            ]
+        ),
         (lambda s: s.repeat(0), ValueError, "repeat: times should be at least 1, got 0"),
         (lambda s: mr.State.cat([]), ValueError, "states should hold at least one State, got none"),
         (lambda s: mr.State.from_hidden(s[0], LSTM), ValueError, "hidden should hold 2 tensors, got 1"),
@@ -208,6 +300,21 @@ LAYERS = "layer should be a layer or step cell of momentumrnn, got LSTM"
             r"hidden\[0\] should have shape \(1, 3, 5\)",
         ),
         (lambda s: mr.State.from_hidden(s[:2], torch.nn.LSTM(3, 5)), TypeError, LAYERS),
+        (lambda s: mr.State.from_hidden(None, LSTM), TypeError, "hidden should be a tensor .* got None"),
+        (lambda s: mr.State.from_hidden((), LSTM), TypeError, "hidden should be a tensor .* got ()"),
+        (
+            lambda s: mr.State.from_hidden((torch.zeros(1, 3, 5), None), LSTM),
+            TypeError,
+            r"hidden\[1\] should be a Tensor, got NoneType",
+        ),
+        (
+            lambda s: mr.State.from_tensor(np.zeros(3), LSTM),
+            TypeError,
+            "tensor should be a Tensor, got ndarray",
+        ),
+        (lambda s: mr.State.cat(None), TypeError, "states should be a list of States, got NoneType"),
+        (lambda s: mr.State.cat(s), TypeError, "states should be a list of States, got State"),
+        (lambda s: mr.State(s.v), TypeError, "State should get the tensors h, .*, got 1 values"),
         (
             lambda s: mr.State.from_tensor(s.as_tensor(), LSTM),
             ValueError,

@@ -21,7 +21,7 @@ from torch.nn.functional import pad as constant_pad
 from ..cells import GRU, LSTM, Cell, Elman, Weights
 from ..momentum import Momentum, MomentumState, scan, step_indices, tensor_fields
 from ..packing import all_equal, at_last_steps, lengths, pack, pad
-from ..precision import cast_in_range, moments_dtype
+from ..precision import autocast_enabled, cast_in_range, moments_dtype
 from ..torch_internals import exporting, onednn_has, transforms_active
 from . import chunked, double_backward, reference
 from .chunked_steps import steps_of
@@ -81,8 +81,9 @@ def run(
 
 def _few_steps(net: Network, sizes: Sequence[int]) -> bool:
     """Whether the definition is faster on a CPU, since there are so few steps under a momentum."""
-    on_cpu = net.weights[0].ih.device.type == "cpu"
-    return net.momentum is not None and len(sizes) <= FEW_STEPS and on_cpu and not exporting()
+    device = net.weights[0].ih.device
+    few = net.momentum is not None and len(sizes) <= FEW_STEPS and device.type == "cpu"
+    return few and not exporting() and not autocast_enabled(device)  # which would make another dtype of it
 
 
 def layer(

@@ -80,16 +80,8 @@ def stack(
             finals.append(final)
             after.append(moments_of_layer)
         x = torch.cat(outputs, -1) if net.bidirectional else outputs[0]
-    final_hidden = tuple(map(_stack, zip(*finals, strict=True)))
+    final_hidden = tuple(map(torch.stack, zip(*finals, strict=True)))
     if moments is None:
         return x, final_hidden, None
-    return (
-        x,
-        final_hidden,
-        MomentumState(*map(_stack, zip(*(m for m in after if m is not None), strict=True))),
-    )
-
-
-def _stack(tensors: tuple[Tensor, ...]) -> Tensor:
-    """torch.stack, without a copy of a single tensor."""
-    return tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack(tensors)
+    v, n, k = map(torch.stack, zip(*(m for m in after if m is not None), strict=True))
+    return x, final_hidden, MomentumState(v, n, k)
