@@ -20,7 +20,7 @@ from momentumrnn.provenance import provenance
 torch.set_num_threads(1)
 # So that the small inputs of the tests take the way of large ones, and few steps that of many.
 native.SMALL_INPUT = 0
-native.FEW_STEPS = 0
+SHIPPED_FEW_STEPS, native.FEW_STEPS = native.FEW_STEPS, 0
 # Fills what torch.empty returns with nan, so that an element nobody wrote can't pass.
 torch.use_deterministic_algorithms(True)
 
@@ -233,6 +233,12 @@ def gradients(outputs, inputs, seed=0):
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def few_steps_as_shipped(monkeypatch):
+    """Single steps take the way that they take for users."""
+    monkeypatch.setattr(native, "FEW_STEPS", SHIPPED_FEW_STEPS)
 
 
 BEGUN = pytest.StashKey[float]()

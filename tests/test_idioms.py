@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 import momentumrnn as mr
 from momentumrnn import cells
 
+pytestmark = pytest.mark.usefixtures("few_steps_as_shipped")
 F64 = torch.float64
 ROWS, FEATURES, HIDDEN = 4, 3, 5
 MOMENTA = {"None": None, "HeavyBall": mr.HeavyBall(mu=0.6), "Adam": mr.Adam(mu=0.6, beta=0.9, eps=0.1)}

@@ -677,6 +677,21 @@ def test_derivatives_of_bounded():
 
 
 @pytest.mark.parametrize("kind", BOUNDED)
+def test_mu_outside_is_named_when_it_is_loaded(kind):
+    """An older version may have saved it. Its layer computes with the nearest value."""
+    for mu in (INSIDE.clone(), nn.Parameter(INSIDE.clone())):
+        net = nn.Sequential(mr.LSTM(3, H, momentum=BOUNDED[kind](mu)))
+        state_dict = net.state_dict()
+        net.load_state_dict(state_dict)
+        state_dict["0.momentum_mu"] = OUTSIDE.clone()
+        message = rf"^0\.momentum_mu should have values in \[0, 1\], got {OUTSIDE[0]:.6g}; the layer computes"
+        with pytest.warns(UserWarning, match=message) as caught:
+            net.load_state_dict(state_dict)
+        assert caught[0].filename == __file__
+        assert torch.equal(net[0].momentum.mu, INSIDE)
+
+
+@pytest.mark.parametrize("kind", BOUNDED)
 def test_mu_outside_is_named_when_it_is_assigned(kind):
     for value in (1.5, -0.1, float("nan")):
         mu = torch.tensor([0.5, value, 0.5, 0.5])

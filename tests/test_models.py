@@ -18,7 +18,10 @@ MOMENTA = {
 }
 every_model = pytest.mark.parametrize("model_class", models.MODELS)
 # WordModel and BidirectionalTranslator begin each sequence with torch's (h, c), which is right, and may warn.
-pytestmark = pytest.mark.filterwarnings("ignore:.*pass on the State that it returns:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*pass on the State that it returns:UserWarning"),
+    pytest.mark.usefixtures("few_steps_as_shipped"),
+]
 every_momentum = pytest.mark.parametrize("momentum", MOMENTA)
 
 

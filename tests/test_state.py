@@ -398,6 +398,23 @@ def test_torchs_hx_is_warned_of_once(carries):
     assert ("make it with carry_momentum=True" in str(seen[0].message)) is not carries
 
 
+@pytest.mark.parametrize("make", [mr.LSTM, mr.GRU, mr.LSTMCell, mr.GRUCell])
+@pytest.mark.parametrize("rows", [2, None])
+def test_every_module_warns_of_torchs_hx(make, rows):
+    net = make(3, 5, momentum=BALL)
+    x = torch.randn(*((1,) if isinstance(net, mr.Recurrent) else ()), *((rows,) if rows else ()), 3)
+    state = net.initial_state(rows)
+    hx = state.hidden if len(state.hidden) > 1 else state.hidden[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        net(x, state)
+        for _ in range(2):  # a warning that is an error is raised each time
+            with pytest.raises(UserWarning, match=f"{make.__name__} was given torch's hx"):
+                net(x, hx)
+    with pytest.warns(UserWarning, match=f"{make.__name__} was given torch's hx"):
+        net(x, hx)
+
+
 @pytest.mark.parametrize("momentum", ["HeavyBall", "Adam"])
 def test_export(momentum):
     """torch.export takes and returns a State; its file, too."""

@@ -10,6 +10,7 @@ import torch
 
 import momentumrnn as mr
 
+pytestmark = pytest.mark.usefixtures("few_steps_as_shipped")
 ROOT = Path(__file__).parent.parent
 
 

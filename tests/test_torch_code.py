@@ -106,6 +106,7 @@ def test_flat_weights(name, momentum):
     net._flat_weights = [getattr(net, name) for name in net._flat_weights_names]
     assert torch.equal(net(x)[0], want)
     doubled = [nn.Parameter(2 * w.detach()) for w in net._flat_weights]
+    assert isinstance(net._flat_weights, tuple)  # a list would not keep what is written into it
     net._flat_weights = doubled
     assert all(a is b for a, b in zip(net.parameters(), doubled, strict=True))
     assert not torch.equal(net(x)[0], want)
@@ -178,6 +179,35 @@ def test_fx_traces_a_model(momentum):
         assert torch.equal(got, want)
 
 
+class Twice(mr.LSTM):
+    """A user's subclass."""
+
+    def forward(self, x, hx=None):
+        return super().forward(2 * x, hx)
+
+
+class Scaled(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x, hx):
+        out, state = self.layer(x, hx=hx)
+        return out, state[0], state[2]
+
+
+@pytest.mark.parametrize("make", [mr.LSTM, Twice])
+def test_fx_runs_hooks_and_subclasses_once(make):
+    """And the state goes through."""
+    layer, x = make(3, 5, momentum=mr.HeavyBall(mu=0.6)), torch.randn(4, 2, 3)
+    layer.register_forward_pre_hook(lambda module, args: (3 * args[0], *args[1:]))
+    layer.register_forward_hook(lambda module, args, result: (5 * result[0], result[1]))
+    model, state = Scaled(layer), layer(x, layer.initial_state(2))[1]
+    want = model(x, state)
+    assert not torch.equal(want[0], model(x, layer.initial_state(2))[0])
+    assert all(map(torch.equal, fx.symbolic_trace(model)(x, state), want))
+
+
 def test_fx_needs_a_module_around_the_layer():
     with pytest.raises(TypeError, match=r"input should be a Tensor, got a Proxy; .* has this GRU"):
         fx.symbolic_trace(mr.GRU(3, 5))
@@ -188,6 +218,9 @@ class Named:
 
     def __init__(self, values):
         self.values = values
+
+    def __rmul__(self, factor):
+        return Named(factor * self.values)
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
@@ -200,8 +233,15 @@ class Named:
 @pytest.mark.parametrize("name", LAYERS)
 def test_torch_function(name, momentum):
     net, x = getattr(mr, name)(3, 5, momentum=momentum), torch.randn(4, 2, 3)
+    for state in (None, net(x, net.initial_state(2))[1]):
+        out, _ = net(Named(x), state)
+        assert type(out) is Named
+        assert torch.equal(out.values, net(x, state)[0])
+
+
+def test_torch_function_of_a_subclass():
+    net, x = Twice(3, 5, momentum=mr.HeavyBall(mu=0.6)), torch.randn(4, 2, 3)
     out, _ = net(Named(x))
-    assert type(out) is Named
     assert torch.equal(out.values, net(x)[0])
 
 
