@@ -236,10 +236,10 @@ class HeavyBall(Momentum):
     Inputs, outputs, shapes: see `Momentum`. A constant input has gain `step / (1 - mu)` in the limit.
     `HeavyBall.ema(mu)` keeps that gain at 1.
 
-    A mu that is learned stays in [0, 1]: at each call, and when `momentum` or `state_dict` is read, a layer
-    moves the Parameter to the nearest value there. Only between an optimiser's step and that may it be
-    outside. A layer refuses another tensor with values outside [0, 1]. It warns of such a Parameter, which
-    may come from a checkpoint.
+    A layer computes with a mu in [0, 1]. At each call, and when `momentum` or `state_dict` is read, it moves
+    a Parameter that is trained to the nearest value there. In `torch.compile` and `torch.func` it computes
+    with that value and leaves the Parameter; read `momentum` after an optimiser's step to move it. A layer
+    refuses another tensor with values outside [0, 1]. It warns of a Parameter, or a checkpoint, with such.
 
     >>> HeavyBall(mu=0.5)(torch.ones(3, 1, 1))[0].flatten()
     tensor([1.0000, 1.5000, 1.7500])
