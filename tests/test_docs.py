@@ -190,6 +190,25 @@ def test_the_accuracies_are_those_of_the_runs():
             assert f"{p.value:g}" + (" q" if p.quoted else f" ± {p.std:g}") in shown[2]
 
 
+def test_the_accuracies_on_mnist_are_those_of_the_runs():
+    pytest.importorskip("scipy", reason="intervals need the extra momentumrnn[all]")
+    of, text = outcomes(), (ROOT / "docs/results.md").read_text()
+    rows = cells(text, "| recipe | test accuracy, by validation")
+    assert len(rows) == 3
+    plain = of("table1/LSTM/MNIST/128")[0]
+    for name, *shown in rows:
+        found, seeds = of(name.strip("`"))
+        published = "; ".join(
+            f"{p.value:g}" + (" q" if p.quoted else f" ± {p.std:g}")
+            for p in recipe(name.strip("`")).published
+        )
+        minutes = max(seed.epochs[-1]["seconds"] for seed in seeds.values()) / 60
+        assert shown == [spread(found.valid), spread(found.best), published, f"{minutes:.1f}"]
+        if found.valid != plain.valid:
+            gain = signed(against_seeds(found.valid, plain.valid), 2)
+            assert gain.removeprefix("+") in text.partition("## MNIST, pixel")[2].partition("\n## ")[0]
+
+
 def between(values):
     if not values:
         return "-"
