@@ -209,6 +209,31 @@ def test_the_accuracies_on_mnist_are_those_of_the_runs():
             assert gain.removeprefix("+") in text.partition("## MNIST, pixel")[2].partition("\n## ")[0]
 
 
+def test_the_costs_of_a_step_are_those_measured():
+    """In docs/carrying.md, from results/bench."""
+    text, bench = (ROOT / "docs/carrying.md").read_text(), ROOT / "results/bench"
+    measured = json.loads((bench / "single-step-cpu.json").read_text())["cases"]["LSTM, D 128, H 128, B 8"]
+    rows = cells(text, "| | forward | ratio")
+    assert len(rows) == 8
+    for name, *shown in rows:
+        kind, _, momentum = name.replace("`", "").partition(", ")
+        (found,) = (
+            figures
+            for contender, figures in measured.items()
+            if contender == kind or contender.startswith(f"{kind} with a State, {momentum or 'None'}(")
+        )
+        want = []
+        for mode in ("forward", "both"):
+            want += [f"{found[mode]['us']['median']:.0f}", f"{found[mode]['over_rival']['median']:.2f}"]
+        assert shown == want
+    loop = json.loads((bench / "policy-loop-cpu.json").read_text())["cases"]["PPO"]
+    ours, theirs = (
+        round(next(f["steps_per_second"]["median"] for name, f in loop.items() if part in name))
+        for part in ("HeavyBall", "nn.LSTM")
+    )
+    assert f"{ours} environment steps a second with HeavyBall, where torch's LSTM makes {theirs} " in text
+
+
 def between(values):
     if not values:
         return "-"

@@ -415,6 +415,7 @@ def test_every_module_warns_of_torchs_hx(make, rows):
         net(x, hx)
 
 
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch 2.11, of its own file
 @pytest.mark.parametrize("momentum", ["HeavyBall", "Adam"])
 def test_export(momentum):
     """torch.export takes and returns a State; its file, too."""
