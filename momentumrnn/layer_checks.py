@@ -120,6 +120,15 @@ def check_tensor(
     check_dtype_and_device(name, x, dtype, device)
 
 
+def all_zero(tensors: Sequence[Tensor]) -> bool:
+    """Whether all values are known to be zero. On a GPU this waits for them."""
+    if dispatch_mode_active() or transforms_active() or any(t.is_meta for t in tensors):
+        return False
+    if tensors[0].is_cuda and torch.cuda.is_current_stream_capturing():
+        return False
+    return not any(t.any() for t in tensors)
+
+
 def check_in_unit_range(name: str, x: Tensor, consequence: str) -> None:
     """Warn of values of x outside [0, 1], and of the consequence; raise if none is given.
 

@@ -15,7 +15,7 @@ from .backends.stack import Network
 from .caller_warning import warn_caller
 from .cells import Cell, Weights
 from .init import BY_NAME, Init
-from .layer_checks import check_in_unit_range, check_kinds, check_tensor
+from .layer_checks import all_zero, check_in_unit_range, check_kinds, check_tensor
 from .momentum import (
     MAYBE_TENSORS,
     Momentum,
@@ -136,8 +136,8 @@ class RecurrentModule(TraceableModule, ModuleWithMetadata):
         if isinstance(saved, str) and _comparable(saved) != _comparable(own):
             warn_caller(
                 f"{prefix[:-1] or type(self).__name__}: the checkpoint was saved with momentum={saved}, and "
-                f"this module has momentum={own}, so that it computes something else; give the module the "
-                "momentum of the checkpoint, unless the change is intended"
+                f"this module has momentum={own}: it computes something else than the saved module did; give "
+                "it the momentum of the checkpoint, unless the change is intended"
             )
 
     def _weight_shapes(self, columns: int) -> dict[str, tuple[int, ...]]:
@@ -260,7 +260,8 @@ class RecurrentModule(TraceableModule, ModuleWithMetadata):
             hx = (hx,)
         elif not isinstance(hx, tuple | list) or (states == 1 and len(hx) != 1 + MOMENTS):
             form = "a Tensor" if states == 1 else f"a tuple of {states} tensors"
-            raise TypeError(f"hx should be {form} or a State, got {type(hx).__name__}")
+            got = f"{type(hx).__name__} of {len(hx)}" if isinstance(hx, tuple | list) else type(hx).__name__
+            raise TypeError(f"hx should be {form} or a State of {states + MOMENTS}, got {got}")
         count = len(hx)
         if count not in (states, states + MOMENTS):
             expected = f"{states} hidden tensors, or the {states + MOMENTS} tensors of a State"
@@ -269,7 +270,7 @@ class RecurrentModule(TraceableModule, ModuleWithMetadata):
         if count > states:
             return tuple(hx[:states]), MomentumState(*hx[states:])
         if self._momentum is not None and not self._warned:
-            self._warn_of_lost_momentum()
+            self._warn_of_lost_momentum(hx)
         moments = MomentumState(*self._zero_state(rows, x)[states:]) if self.carry_momentum else None
         return tuple(hx), moments
 
@@ -298,25 +299,30 @@ class RecurrentModule(TraceableModule, ModuleWithMetadata):
                 continue
             alone = states == 1 == len(tensors)
             hint = f"{subject} has {rows[0]} sequences" if rows else f"{subject} is unbatched"
+            leading = self._leading_axes()
+            if leading and isinstance(tensor, Tensor) and tensor.shape[1:] == shape[1:]:
+                hint = f"a state of this layer has {leading[0]} layers and directions"
+            if i == states + 2:
+                hint += "; k has no last axis, so use state.reset(mask) where other sequences begin"
             label = name if alone else f"{name}[{i}]" if i < states else f"{name}.{'vnk'[i - states]}"
             if isinstance(tensor, Tensor) and i != states + 2 and tensor.shape[:-1] == shape[:-1]:
                 hint = f"this layer has hidden_size={self.hidden_size}, proj_size={self.proj_size}"
                 if i >= states:
                     hint = f"this layer has momentum={one_line_repr(self.momentum)}"
             # As in torch, whose step cells refuse further axes by an error of another kind than its layers.
-            deep = isinstance(tensor, Tensor) and tensor.dim() > 2 and not self._leading_axes()
+            deep = isinstance(tensor, Tensor) and tensor.dim() > 2 and not leading
             shape_error = ValueError if deep else RuntimeError
             check_tensor(label, tensor, shape, expected, device, hint, shape_error)
 
-    def _warn_of_lost_momentum(self) -> None:
-        """Warn, once, that torch's hx came."""
-        if torch.compiler.is_compiling():
+    def _warn_of_lost_momentum(self, hx: Sequence[Tensor]) -> None:
+        """Warn, once, that torch's hx came, unless it is zero: that is how a sequence begins."""
+        if torch.compiler.is_compiling() or all_zero(hx):
             return
         carries = "" if self.carry_momentum else "make it with carry_momentum=True and "
         warn_caller(
             f"{type(self).__name__} was given torch's hx, so its momentum starts at zero in this call. To go "
-            f"on with a sequence, {carries}pass on the State that it returns. To begin one here without this "
-            "warning, pass State.from_hidden(hx, layer)."
+            f"on with a sequence, {carries}pass on the State that it returns, all of it; state.reset(mask) "
+            "sets rows to zero. To begin one here without this warning, pass State.from_hidden(hx, layer)."
         )
         self._warned = True
 

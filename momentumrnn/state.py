@@ -77,10 +77,13 @@ class State(tuple[Tensor, ...]):
     def __new__(cls, *tensors: Any, **nested: Any) -> "State":
         if nested or (len(tensors) == 1 + MOMENTS and isinstance(tensors[0], tuple | list)):
             tensors = _from_nested(*tensors, **nested)
-        elif len(tensors) == 1 and not isinstance(tensors[0], Tensor):
+        elif len(tensors) == 1 and isinstance(tensors[0], Iterable) and not isinstance(tensors[0], Tensor):
             tensors = tuple(tensors[0])
         if len(tensors) <= MOMENTS:
-            raise TypeError(f"State should get the tensors h, ..., v, n and k, got {len(tensors)} values")
+            raise TypeError(
+                f"State should get the tensors h, ..., v, n and k, got {len(tensors)} values; "
+                "State.from_hidden(hx, layer) makes one from torch's hidden state"
+            )
         return tuple.__new__(cls, tensors)
 
     @property
@@ -110,7 +113,8 @@ class State(tuple[Tensor, ...]):
             raise TypeError(f"hidden should be a tensor or a tuple of tensors, got {describe(hidden)}")
         start = _initial_state(layer, tensors[0], "hidden[0]")
         if len(tensors) != len(start.hidden):
-            raise ValueError(f"hidden should hold {len(start.hidden)} tensors, got {len(tensors)}")
+            expected = "1 tensor" if len(start.hidden) == 1 else f"{len(start.hidden)} tensors"
+            raise ValueError(f"hidden should hold {expected}, got {len(tensors)}")
         _check_like("hidden", tensors, start.hidden)
         return cls(*tensors, *start[-MOMENTS:])
 
@@ -134,6 +138,9 @@ class State(tuple[Tensor, ...]):
         states = list(states)
         if not states:
             raise ValueError("states should hold at least one State, got none")
+        counts = [len(state) for state in states]
+        if len(set(counts)) > 1:
+            raise ValueError(f"states should have the same number of tensors, got {counts}")
         axis = State(states[0])._batch_axis("cat")
         return cls(torch.cat(tensors, axis) for tensors in zip(*states, strict=True))
 
@@ -163,16 +170,16 @@ class State(tuple[Tensor, ...]):
         return State(*hidden, v, n, self.k.to(device, **how))
 
     def select(self, rows: Rows) -> "State":
-        """The state of some sequences of the batch. rows: indices, a mask (B,) or a slice."""
+        """The state of some sequences. rows: indices, a mask (B,) of dtype bool, or a slice."""
         axis = self._batch_axis("select")
-        index = *[slice(None)] * axis, checked_rows(rows, self.k.shape[axis])
+        index = *[slice(None)] * axis, _checked_rows(rows, self.k.shape[axis])
         return State(t[index] for t in self)
 
     def reset(self, rows: Rows | None = None) -> "State":
         """The same state, but zero where other sequences begin.
 
-        rows: indices, a mask (B,), a slice, or None for all. A mask on the state's device does not wait for a
-            GPU.
+        rows: a mask (B,) of dtype bool, indices that differ, a slice, or None for all. A mask on the state's
+            device does not wait for a GPU.
         """
         mask = _rows_as_mask(rows, self.k.shape[self._batch_axis("reset")]).to(self.k.device)
         return self._by_row(mask, lambda t, mask: t.masked_fill(mask, 0))
@@ -182,7 +189,8 @@ class State(tuple[Tensor, ...]):
         axis, mask = self._batch_axis("where"), _without_numpy(mask)
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != self.k.shape[axis:]:
             expected = f"a tensor of shape {tuple(self.k.shape[axis:])} and dtype torch.bool"
-            raise TypeError(f"where: mask should be {expected}, got {describe(mask)}")
+            got = f"{describe(mask)} of {mask.dtype}" if isinstance(mask, Tensor) else describe(mask)
+            raise TypeError(f"where: mask should be {expected}, got {got}")
         if not isinstance(other, tuple | list) or len(other) != len(self):
             got = f"{len(other)}" if isinstance(other, tuple | list) else type(other).__name__
             raise TypeError(f"where: other should be a State of {len(self)} tensors, got {got}")
@@ -229,9 +237,10 @@ class State(tuple[Tensor, ...]):
         return State(*(function(t, column) for t in others), function(k, mask))
 
 
-def checked_rows(rows: Rows, count: int) -> Tensor | slice:
+def _checked_rows(rows: Rows, count: int) -> Tensor | slice:
     """Rows of a batch of `count` sequences: a slice, indices (rows,) or a mask (count,)."""
-    expected = f"rows should be indices from 0 to {count - 1}, a mask of shape ({count},) or a slice"
+    mask_form = f"a mask of shape ({count},) and dtype bool"
+    expected = f"rows should be indices from 0 to {count - 1}, {mask_form}, or a slice"
     rows = _without_numpy(rows)
     if isinstance(rows, slice):
         return rows
@@ -255,11 +264,16 @@ def checked_rows(rows: Rows, count: int) -> Tensor | slice:
 
 def _rows_as_mask(rows: Rows | None, count: int) -> Tensor:
     """Rows of a batch of `count` sequences as a mask (count,); None is all of them."""
-    rows = slice(None) if rows is None else checked_rows(rows, count)
+    rows = slice(None) if rows is None else _checked_rows(rows, count)
     if isinstance(rows, Tensor) and rows.dtype == torch.bool:
         return rows
     mask = torch.zeros(count, dtype=torch.bool, device=rows.device if isinstance(rows, Tensor) else None)
     mask[rows] = True
+    if isinstance(rows, slice) or rows.is_cuda or torch.compiler.is_compiling():
+        return mask
+    if mask.sum() < len(rows):  # zeros and ones that are meant as a mask
+        got = f"got {rows.tolist()}; a mask should be of dtype bool"
+        raise ValueError(f"rows should be indices that differ, {got}")
     return mask
 
 

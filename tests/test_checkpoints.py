@@ -72,7 +72,7 @@ def test_a_state_dict_names_the_momentum(way):
         "has momentum=HeavyBall(mu=0.5, step=1.0)",
     ):
         assert part in message
-    assert "give the module the momentum of the checkpoint" in message
+    assert "give it the momentum of the checkpoint" in message
     Model(mr.HeavyBall(mu=0.9), mr.Adam()).load_state_dict(state)  # warnings are errors here
 
 

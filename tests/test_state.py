@@ -271,6 +271,14 @@ LAYERS = "layer should be a layer or step cell of momentumrnn, got LSTM"
                 (torch.zeros(2, 2, dtype=torch.int64), ValueError, r"got a tensor of shape \(2, 2\)"),
             ]
         ),
+        *(
+            (
+                lambda s, rows=rows: s.reset(rows),
+                ValueError,
+                r"rows should be indices that differ, got \[0, 0, 1\]",
+            )
+            for rows in ([0, 0, 1], torch.tensor([0, 0, 1]), np.array([0, 0, 1]))
+        ),
         (
             lambda s: s.where([True] * 3, s),
             TypeError,
@@ -313,7 +321,10 @@ LAYERS = "layer should be a layer or step cell of momentumrnn, got LSTM"
             "tensor should be a Tensor, got ndarray",
         ),
         (lambda s: mr.State.cat(None), TypeError, "states should be a list of States, got NoneType"),
+        (lambda s: mr.State.cat([s, s[1:]]), ValueError, r"same number of tensors, got \[5, 4\]"),
         (lambda s: mr.State.cat(s), TypeError, "states should be a list of States, got State"),
+        (lambda s: mr.State(s.hidden), TypeError, r"got 2 values; State.from_hidden\(hx, layer\) makes one"),
+        (lambda s: mr.State(None), TypeError, "got 1 values"),
         (lambda s: mr.State(s.v), TypeError, "State should get the tensors h, .*, got 1 values"),
         (
             lambda s: mr.State.from_tensor(s.as_tensor(), LSTM),
@@ -404,10 +415,12 @@ def test_every_module_warns_of_torchs_hx(make, rows):
     net = make(3, 5, momentum=BALL)
     x = torch.randn(*((1,) if isinstance(net, mr.Recurrent) else ()), *((rows,) if rows else ()), 3)
     state = net.initial_state(rows)
-    hx = state.hidden if len(state.hidden) > 1 else state.hidden[0]
+    zeros, ones = (h if len(h) > 1 else h[0] for h in (state.hidden, [h + 1 for h in state.hidden]))
+    hx = tuple(ones) if len(state.hidden) > 1 else ones
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         net(x, state)
+        net(x, zeros)  # as programs for torch's layers begin a sequence
         for _ in range(2):  # a warning that is an error is raised each time
             with pytest.raises(UserWarning, match=f"{make.__name__} was given torch's hx"):
                 net(x, hx)

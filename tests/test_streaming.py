@@ -345,7 +345,8 @@ def test_bad_inputs(x, kind, message):
 def test_bad_rows(rows, kind):
     stream = mr.Stream(mr.LSTM(3, 5), 2)
     with pytest.raises(
-        kind, match=r"rows should be indices from 0 to 1, a mask of shape \(2,\) or a slice, got"
+        kind,
+        match=r"rows should be indices from 0 to 1, a mask of shape \(2,\) and dtype bool, or a slice, got",
     ):
         stream.reset(rows)
     with pytest.raises(ValueError, match="rows should be None"):
