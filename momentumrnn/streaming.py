@@ -115,7 +115,7 @@ class Stream:
     def reset(self, rows: Rows | None = None) -> None:
         """Set the state of some rows to zero, so that other sequences begin there.
 
-        rows: indices, a mask (B,), a slice, or None for all. A mask on the layer's device does not wait for
+        rows: a mask (B,) of dtype bool, indices, a slice, or None for all. A mask on the layer's device does not wait for
             the GPU.
         """
         if rows is not None and not self._rows:
