@@ -115,8 +115,8 @@ class Stream:
     def reset(self, rows: Rows | None = None) -> None:
         """Set the state of some rows to zero, so that other sequences begin there.
 
-        rows: a mask (B,) of dtype bool, indices, a slice, or None for all. A mask on the layer's device does not wait for
-            the GPU.
+        rows: a mask (B,) of dtype bool, indices that differ, a slice, or None for all. A mask on the layer's
+            device does not wait for the GPU.
         """
         if rows is not None and not self._rows:
             raise ValueError(f"rows should be None, since this Stream has no batch_size, got {rows!r}")

@@ -50,7 +50,7 @@ def test_the_page_on_training_runs(tmp_path, monkeypatch):
 
 def test_the_page_on_carrying_runs():
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/carrying.md").read_text(), re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 4
     shared = {"__name__": "carrying"}
     for block in blocks:
         exec(compile(block, "carrying.md", "exec"), shared)
