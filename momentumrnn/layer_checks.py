@@ -21,7 +21,9 @@ def check_kinds(cell: object, momentum: object) -> None:
     if not isinstance(cell, Cell):
         raise TypeError(f"cell should be a Cell such as cells.LSTM(), got {cell!r}")
     for name in ("gates", "states"):
-        check_integer(f"{type(cell).__name__}.{name}", getattr(cell, name, None))
+        count = getattr(cell, name, None)
+        if type(count) is not int or count < 1:  # the rest takes time at each step
+            check_integer(f"{type(cell).__name__}.{name}", count)
     if momentum is not None and not isinstance(momentum, Momentum):
         raise TypeError(f"momentum should be None or a Momentum such as HeavyBall(mu=0.6), got {momentum!r}")
 

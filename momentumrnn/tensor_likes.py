@@ -6,8 +6,8 @@ That is a proxy of torch.fx, or an object of a user's class that has `__torch_fu
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
+from torch.fx import Proxy, Tracer
 from torch.overrides import handle_torch_function, is_tensor_like
 
 
@@ -19,13 +19,13 @@ class TraceableModule(nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         for value in (*args, *kwargs.values()):
-            if isinstance(value, torch.fx.Proxy):
+            if isinstance(value, Proxy):
                 return _node(self, value.tracer, args, kwargs)
         return super().__call__(*args, **kwargs)
 
 
 def _node(module: nn.Module, tracer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    path = tracer.path_of_module(module) if isinstance(tracer, torch.fx.Tracer) else ""
+    path = tracer.path_of_module(module) if isinstance(tracer, Tracer) else ""
     return tracer.create_proxy("call_module", path, tuple(args), dict(kwargs))
 
 
@@ -35,7 +35,7 @@ def stands_for_tensor(input: object) -> bool:
 
 def call_with_tensor_like(forward: Callable[..., Any], module: nn.Module, input: Any, *args: Any) -> Any:
     """`forward(module, input, *args)`, handed to the input's `__torch_function__`."""
-    if isinstance(input, torch.fx.Proxy):
+    if isinstance(input, Proxy):
         kind = type(module).__name__
         raise TypeError(
             f"input should be a Tensor, got a Proxy; torch.fx can trace a module that has this {kind}"
