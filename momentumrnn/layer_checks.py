@@ -131,8 +131,8 @@ def all_zero(tensors: Sequence[Tensor]) -> bool:
     return not any(t.any() for t in tensors)
 
 
-def check_in_unit_range(name: str, x: Tensor, consequence: str) -> None:
-    """Warn of values of x outside [0, 1], and of the consequence; raise if none is given.
+def check_in_unit_range(name: str, x: Tensor, *, refuse: bool) -> None:
+    """Raise if x has values outside [0, 1], or warn that a layer computes with the nearest ones.
 
     Tensors without values, as on the meta device, pass.
     """
@@ -142,9 +142,10 @@ def check_in_unit_range(name: str, x: Tensor, consequence: str) -> None:
     if len(outside) == 0:
         return
     message = f"{name} should have values in [0, 1], got {outside[0].item():.6g}"
-    if not consequence:
+    if refuse:
         raise ValueError(message)
-    warn_caller(message if outside.isnan().any() else f"{message}; {consequence}")
+    nearest = "; the layer computes with the nearest value there"
+    warn_caller(message if outside.isnan().any() else message + nearest)
 
 
 def check_dtype_and_device(

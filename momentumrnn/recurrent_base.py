@@ -76,9 +76,8 @@ class RecurrentModule(TraceableModule, ModuleWithMetadata):
                     f"others; to constrain it, parametrise the layer's momentum_{name}"
                 )
         if decays_by_tensor_mu(momentum):
-            trained = isinstance(tensors["mu"], nn.Parameter)  # training may have moved it
-            consequence = "the layer computes with the nearest value there" if trained else ""
-            check_in_unit_range("momentum: mu", tensors["mu"], consequence)
+            moved = isinstance(tensors["mu"], nn.Parameter)  # training may have moved it
+            check_in_unit_range("momentum: mu", tensors["mu"], refuse=not moved)
         for name in map("momentum_{}".format, MAYBE_TENSORS):
             if is_parametrized(self, name):
                 remove_parametrizations(self, name, leave_parametrized=False)
@@ -127,8 +126,7 @@ class RecurrentModule(TraceableModule, ModuleWithMetadata):
     def check_loaded(self, prefix: str) -> None:
         """Warn of a mu outside [0, 1], such as an older version may have saved."""
         if decays_by_tensor_mu(self._momentum):
-            mu = self._weight("momentum_mu", {})
-            check_in_unit_range(f"{prefix}momentum_mu", mu, "the layer computes with the nearest value there")
+            check_in_unit_range(f"{prefix}momentum_mu", self._weight("momentum_mu", {}), refuse=False)
 
     def check_metadata(self, prefix: str, metadata: Mapping[str, Any]) -> None:
         """Warn if a state_dict was saved with another momentum than this module has."""
@@ -302,8 +300,8 @@ class RecurrentModule(TraceableModule, ModuleWithMetadata):
             leading = self._leading_axes()
             if leading and isinstance(tensor, Tensor) and tensor.shape[1:] == shape[1:]:
                 hint = f"a state of this layer has {leading[0]} layers and directions"
-            if i == states + 2:
-                hint += "; k has no last axis, so use state.reset(mask) where other sequences begin"
+            if i == states + 2 and isinstance(tensor, Tensor) and tensor.dim() > len(shape):
+                hint = "k has no last axis; use state.reset(mask) where other sequences begin"
             label = name if alone else f"{name}[{i}]" if i < states else f"{name}.{'vnk'[i - states]}"
             if isinstance(tensor, Tensor) and i != states + 2 and tensor.shape[:-1] == shape[:-1]:
                 hint = f"this layer has hidden_size={self.hidden_size}, proj_size={self.proj_size}"

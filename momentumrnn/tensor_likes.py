@@ -3,7 +3,7 @@
 That is a proxy of torch.fx, or an object of a user's class that has `__torch_function__`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,14 +19,10 @@ class TraceableModule(nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         for value in (*args, *kwargs.values()):
-            if isinstance(value, Proxy):
-                return _node(self, value.tracer, args, kwargs)
+            if isinstance(value, Proxy) and isinstance(value.tracer, Tracer):
+                path = value.tracer.path_of_module(self)
+                return value.tracer.create_proxy("call_module", path, args, kwargs)
         return super().__call__(*args, **kwargs)
-
-
-def _node(module: nn.Module, tracer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    path = tracer.path_of_module(module) if isinstance(tracer, Tracer) else ""
-    return tracer.create_proxy("call_module", path, tuple(args), dict(kwargs))
 
 
 def stands_for_tensor(input: object) -> bool:

@@ -202,6 +202,16 @@ def test_changes_in_place():
         net(torch.randn(steps, 2, 3), state)[0].sum().backward()
 
 
+def test_a_mask_with_a_last_axis_is_refused_by_name():
+    """What programs do with (h, c) where episodes end."""
+    lstm, x = mr.LSTM(3, 5, momentum=BALL, carry_momentum=True), torch.randn(1, 3, 3)
+    kept, state = torch.tensor([1, 0, 1]).view(1, -1, 1), lstm(x)[1]
+    with pytest.raises(RuntimeError, match=r"hx.k should have shape \(1, 3\).* use state.reset\(mask\)"):
+        lstm(x, tuple(kept * t for t in state))
+    with pytest.raises(RuntimeError, match=r"hx.k should have shape \(1, 3\), got \(1, 2\); the input has 3"):
+        lstm(x, state._replace(k=state.k[:, :2]))
+
+
 def test_a_reset_row_begins_anew():
     net, x = (
         mr.GRU(3, 5, 2, momentum=mr.ScheduledRestart(every=3), dtype=F64),

@@ -211,6 +211,8 @@ def test_fx_runs_hooks_and_subclasses_once(make):
 def test_fx_needs_a_module_around_the_layer():
     with pytest.raises(TypeError, match=r"input should be a Tensor, got a Proxy; .* has this GRU"):
         fx.symbolic_trace(mr.GRU(3, 5))
+    with pytest.raises(TypeError, match="input should be a Tensor, got a Proxy"):
+        mr.GRU(3, 5)(fx.Proxy(fx.Graph().placeholder("x")))  # of no Tracer
 
 
 class Named:

@@ -51,7 +51,7 @@ def recur(
     moments: MomentumState | None,
 ) -> Result:
     """`layer` from its gate inputs a, (N, G), on."""
-    w, net, state, moments = _begin(a, sizes[0], w, net, hidden, moments)
+    w, state, moments = _begin(a, sizes[0], w, net, hidden, moments)
     outputs = []
     for a_t, rows in zip(torch.split_with_sizes(a, list(sizes)), sizes, strict=True):
         if rows == sizes[0]:
@@ -71,19 +71,20 @@ def one_step(
 ) -> tuple[tuple[Tensor, ...], MomentumState | None]:
     """`layer` for a single step. x: (B, D). Its h is the first tensor of the state that is returned."""
     a = linear(x, w.ih, w.b_ih)
-    return _step(a, *_begin(a, len(a), w, net, hidden, moments))
+    w, state, moments = _begin(a, len(a), w, net, hidden, moments)
+    return _step(a, w, net, state, moments)
 
 
 def _begin(
     a: Tensor, rows: int, w: Weights, net: Network, hidden: Sequence[Tensor], moments: MomentumState | None
-) -> tuple[Weights, Network, tuple[Tensor, ...], MomentumState | None]:
-    """What the first step starts from. a: gate inputs."""
+) -> tuple[Weights, tuple[Tensor, ...], MomentumState | None]:
+    """The weights, state and moments of the first step, in the dtype of its gate inputs a."""
     if net.momentum is not None and moments is None:
         moments = net.momentum.start(rows, a.shape[-1], a)
     # Under autocast a has fewer bits than the states and biases that came with it.
     if w.b_hh is not None and w.b_hh.dtype != a.dtype:
         w = w._replace(b_hh=w.b_hh.to(a.dtype))
-    return w, net, tuple(h if h.dtype == a.dtype else h.to(a.dtype) for h in hidden), moments
+    return w, tuple(h if h.dtype == a.dtype else h.to(a.dtype) for h in hidden), moments
 
 
 def _step(
