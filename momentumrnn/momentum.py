@@ -239,7 +239,8 @@ class HeavyBall(Momentum):
     A layer computes with a mu in [0, 1]. At each call, and when `momentum` or `state_dict` is read, it moves
     a Parameter that is trained to the nearest value there. In `torch.compile` and `torch.func` it computes
     with that value and leaves the Parameter; read `momentum` after an optimiser's step to move it. A layer
-    refuses another tensor with values outside [0, 1]. It warns of a Parameter, or a checkpoint, with such.
+    refuses another tensor with values outside [0, 1]. It warns of a Parameter or a checkpoint with such
+    values.
 
     >>> HeavyBall(mu=0.5)(torch.ones(3, 1, 1))[0].flatten()
     tensor([1.0000, 1.5000, 1.7500])
@@ -273,7 +274,7 @@ class HeavyBall(Momentum):
 
 @dataclass(frozen=True, repr=False)
 class ExponentialAverage(Momentum):
-    """`v_t = mu v_{t-1} + (1 - mu) a_t`: what `HeavyBall.ema(mu)` is for a tensor mu. The drive is v.
+    """`v_t = mu v_{t-1} + (1 - mu) a_t`: `HeavyBall.ema(mu)` returns it for a tensor mu. The drive is v.
 
     mu: decay of v, a tensor or a number in [0, 1). It is bounded as in `HeavyBall`.
 

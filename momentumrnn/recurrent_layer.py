@@ -12,7 +12,7 @@ from .backends.stack import Network
 from .cells import Cell
 from .init import Init
 from .layer_checks import check_cell_options, check_factored, check_input, check_layer_options
-from .momentum import Momentum, MomentumState, one_line_repr
+from .momentum import Momentum, MomentumState
 from .packing import EqualSizes, lengths
 from .recurrent_base import Device, RecurrentModule, as_torch
 from .state import MOMENTS, State
@@ -201,7 +201,8 @@ class Recurrent(RecurrentModule):
 
         final = list(hidden)
         if carried is not None:
-            final += after or (carried.v, carried.n, carried.k + lengths(sizes, x.device))
+            # As a list, since torch.compile of torch 2.11 adds no named tuple to one.
+            final += [*(after or (carried.v, carried.n, carried.k + lengths(sizes, x.device)))]
         if packed is not None and packed.unsorted_indices is not None:
             final = [t.index_select(1, packed.unsorted_indices) for t in final]
         if not batched:
@@ -227,7 +228,7 @@ class Recurrent(RecurrentModule):
         return self._zero_state(rows, self._weight("weight_ih_l0", {}).detach())
 
     def explain(self, input: Tensor | PackedSequence) -> str:
-        """A line for the call, then one for each backend: whether it runs this input and how, or why not.
+        """A line for the layer and its input, then one for each backend: how it runs this, or why not.
 
         input: as for `forward`.
         """
@@ -236,7 +237,7 @@ class Recurrent(RecurrentModule):
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             net = self._network_for(input)
         x, sizes = self._checked_input(input, net.weights[0].ih)
-        subject = f"{self.cell!r}, momentum={one_line_repr(net.momentum)}, {x.dtype} on {x.device}"
+        subject = f"{type(self).__name__}({self.extra_repr()}), {x.dtype} on {x.device}"
         return f"{subject}\n{registry.explain(self.backend, net, sizes)}"
 
     def flatten_parameters(self) -> None:

@@ -48,7 +48,7 @@ class Stream:
 
     Precision: a Stream computes in the dtype of the weights. It ignores autocast. The kernel uses no TF32.
 
-    Changes of the layer: weights that change in place have effect at the next step. So have replaced
+    Changes of the layer: weights that change in place take effect at the next step. So do replaced
     parameters, another momentum, and `train()` or `eval()`. After any other change, make a new Stream.
 
     >>> stream.reset([1])                                # another sequence begins in row 1

@@ -36,6 +36,8 @@ from momentumrnn.bench import (
     rival,
     timing,
 )
+from momentumrnn.cli import bench as bench_command
+from momentumrnn.installation import install_command
 from momentumrnn.provenance import provenance
 
 pytest.importorskip("tyro", reason="the command line needs the extra momentumrnn[all]")
@@ -618,6 +620,83 @@ def test_every_shape_cell_and_momentum_is_a_case(tmp_path):
     assert result["cases"][0]["parity"]["ours"] == result["cases"][0]["parity"]["torch"]
 
 
+def run_own(tmp_path, *args):
+    """The command without --shapes."""
+    options = ["--device", "cpu", "--repeats", "1", "--no-memory", "--json", str(tmp_path / "result.json")]
+    code = main(["bench", *options, *args])
+    return code, json.loads((tmp_path / "result.json").read_text())
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--shape", "11,3,2,5", "7,1,1,1"],
+        ["--shape", "11,3,2,5", "--shape", "7,1,1,1"],
+        ["--shape", "11, 3, 2, 5", "--shape=7,1,1,1"],
+    ],
+)
+def test_shapes_of_ones_own_are_timed(args, tmp_path, capsys):
+    """They alone, with an LSTM; the record tells them apart."""
+    code, result = run_own(tmp_path, *args, "--rivals", "torch")
+    assert code == 0
+    found = [(case["shape"], case["cell"], case["sizes"], case["steps"]) for case in result["cases"]]
+    assert found == [
+        ("T11-B3-D2-H5", "lstm", {"T": 11, "B": 3, "D": 2, "H": 5}, 33),
+        ("T7-B1-D1-H1", "lstm", {"T": 7, "B": 1, "D": 1, "H": 1}, 7),
+    ]
+    assert all(case["rows"]["torch"]["training_ms"] > 0 for case in result["cases"])
+    assert "T11-B3-D2-H5: lstm" in capsys.readouterr().out
+
+
+def test_a_shape_of_ones_own_has_the_cells_that_are_named(tmp_path):
+    code, result = run_own(tmp_path, "--shape", "6,2,3,4", "--cells", "gru", "rnn", "--rivals")
+    assert code == 0
+    assert [case["cell"] for case in result["cases"]] == ["gru", "rnn"]
+
+
+def test_shapes_of_both_kinds_are_timed(tmp_path):
+    """A shape of one's own has a name of its own, even where the sizes are those of another."""
+    code, result = run_json(tmp_path, "--shape", "7,3,2,5", "--rivals")
+    assert code == 0
+    first, second = result["cases"]
+    assert (first["shape"], second["shape"]) == ("tiny", "T7-B3-D2-H5")
+    assert first["sizes"] == second["sizes"]
+    assert first["parity"] == second["parity"]
+
+
+@pytest.mark.parametrize("given", [["--shape", "9,9,9,9"], []])
+def test_the_usual_shapes_are_timed_where_none_is_given(given, monkeypatch):
+    asked = []
+
+    def stop(**settings):
+        asked.append((settings["shapes"], settings["shape"]))
+        raise BadOption("enough")
+
+    monkeypatch.setattr(bench_command, "bench", stop)
+    assert main(["bench", *given]) == 2
+    assert asked == [((), ["9,9,9,9"]) if given else (("pmnist128", "timit158"), [])]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        *((text, "four integers of at least 1") for text in ("311,37,5", "1,2,3,4,5", "a,b,c,d", "", "tiny")),
+        *((text, "four integers of at least 1") for text in ("0,1,1,1", "1,1,1,-1", "1,1,1,1.5", "1,,1,1")),
+        *((text, "at most 2147483647 numbers") for text in ("99999999999,1,1,1", "9999,999,1,999")),
+        ("1,1,1,40000", "at most 2147483647 numbers"),
+    ],
+)
+def test_other_shapes_are_refused(text, expected, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "--device", "cpu", f"--shape={text}", "--json", "result.json"]) == 2
+    out, err = capfd.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "--shape: expected" in err
+    assert expected in err
+    assert repr(text) in err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_dtriv_says_what_its_rival_is(tmp_path):
     code, result = run_json(tmp_path, "--shapes", "tiny-dtriv")
     assert code == 0
@@ -743,6 +822,11 @@ def test_nothing_to_measure_is_refused(option, capfd):
     assert f"{option}: expected one of" in capfd.readouterr().err
 
 
+def test_an_empty_shape_is_refused(capfd):
+    assert run("--shape") == 2
+    assert "--shape: expected T,B,D,H" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_modes_are_for_float32(dtype, capfd):
     assert run("--dtype", dtype, "--modes", "tf32", "autocast-fp16") == 2
@@ -781,7 +865,7 @@ def test_the_extra_is_named_where_it_is_missing(monkeypatch, capfd):
     monkeypatch.setattr("momentumrnn.__main__.find_spec", lambda name: None)
     assert run() == 1
     err = capfd.readouterr().err
-    assert "pip install 'momentumrnn[all]'" in err
+    assert install_command("all") in err
     assert err.count("\n") == 1
 
 
@@ -804,6 +888,8 @@ assert "torch" not in sys.modules
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert [name for name in ALL_SHAPES if name not in done.stdout] == []
+    words = " ".join(done.stdout.replace("│", " ").split())
+    assert f"(default: {' '.join(bench_command.DEFAULT_SHAPES)}; none if there is a --shape)" in words
 
 
 ALL_SHAPES = dict(cases.SHAPES)

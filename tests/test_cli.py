@@ -3,10 +3,12 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
 
 import pytest
 import torch
@@ -17,11 +19,14 @@ pytest.importorskip("tyro", reason="the command line needs the extra momentumrnn
 pytest.importorskip("rich", reason="the command line needs the extra momentumrnn[all]")
 pytest.importorskip("safetensors", reason="the command line needs the extra momentumrnn[all]")
 
-from momentumrnn.__main__ import Run, main
+from tyro.extras import subcommand_cli_from_dict
+
+from momentumrnn.__main__ import COMMANDS, Run, main
 from momentumrnn.cli import display, run
 from momentumrnn.cli.words import recorded, seeds, several
-from momentumrnn.experiments import PMNIST, Adding, configure, load
+from momentumrnn.experiments import PMNIST, Adding, Config, configure, load
 from momentumrnn.experiments.paper import RECIPES, recipe
+from momentumrnn.experiments.tasks import TASKS
 
 TINY = ["--task", "Adding(length=6, samples=100, evaluation=20)", "--hidden-size", "4", "--device", "cpu"]
 
@@ -146,7 +151,7 @@ def test_every_flag_reaches_the_config():
 
 
 def test_defaults_are_the_papers():
-    assert run.config(Run())[0] == configure(Adding())
+    assert run.config(Run(task="Adding()"))[0] == configure(Adding())
     assert run.config(Run(task="PMNIST()"))[0] == configure(PMNIST())
     name = "table1/MomentumLSTM/PMNIST/256"
     found, row = run.config(Run(recipe=name, lr=0.5))
@@ -179,7 +184,8 @@ def test_defaults_are_the_papers():
 )
 def test_bad_options_are_refused_in_one_line(tmp_path, monkeypatch, capsys, args, expected):
     monkeypatch.chdir(tmp_path)
-    assert main(["run", "--device", "cpu", *args]) == 2
+    task = [] if {"--task", "--recipe"} & set(args) else ["--task", "Adding()"]
+    assert main(["run", "--device", "cpu", *task, *args]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1
@@ -204,12 +210,96 @@ def test_unknown_flags_name_the_nearest(args, expected, capsys):
     assert expected in "".join(capsys.readouterr())
 
 
+@pytest.mark.parametrize("args", [[], ["--momentum", "HeavyBall()", "--seeds", "0-2"]])
+def test_a_task_or_a_recipe_is_needed(args, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", *args]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("momentumrnn: run: expected --task or --recipe, got neither")
+    assert "momentumrnn recipes lists" in err
+    assert folders(tmp_path) == []
+    # Its examples are commands that the parser takes, one of each kind.
+    examples = [shlex.split(line)[1:] for line in err.splitlines() if line.startswith("  ")]
+    found = [run.config(subcommand_cli_from_dict(COMMANDS, args=example)) for example in examples]
+    assert [row is None for _, row in found] == [True, False]
+
+
+@pytest.fixture
+def help_of(capsys, monkeypatch):
+    """A function from a command to its help: a line for each option by its name, the rest under ""."""
+    # On a narrow terminal the lines would be broken.
+    monkeypatch.setenv("COLUMNS", "1000")
+
+    def read(command):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        named, name = {}, ""
+        for line in (line.strip("│ ") for line in capsys.readouterr().out.splitlines()):
+            name = line.split()[0].strip(",") if re.match("--?[a-z]", line) else name
+            named[name] = f"{named.get(name, '')} {line}".strip()
+        return {name: re.sub(r"[ ─-]*╯?$", "", text) for name, text in named.items()}
+
+    return read
+
+
 @pytest.mark.parametrize("command", ["run", "reproduce"])
-def test_the_help_says_when_fewer_threads_are_faster(command, capsys):
-    with pytest.raises(SystemExit):
-        main([command, "--help"])
-    words = " ".join(re.findall(r"\w+", capsys.readouterr().out))
-    assert "Where others work on the same machine 1 is faster" in words
+def test_the_help_says_when_fewer_threads_are_faster(command, help_of):
+    assert "On a machine that others use too, 1 is faster" in help_of(command)["--threads"]
+
+
+def default_of(name):
+    """The default of a field of a Config in words, from the code that configures a task."""
+
+    def spell(config):
+        value = getattr(config, name)
+        return f"{value:g}" if isinstance(value, float) else str(value)
+
+    tasks = {}
+    for task in TASKS:
+        tasks.setdefault(spell(configure(task())), []).append(task.__name__)
+    listed = {value: " and ".join(", ".join(names).rsplit(", ", 1)) for value, names in tasks.items()}
+    words = "; ".join(listed if len(listed) == 1 else (f"{value} for {n}" for value, n in listed.items()))
+    plain, dtriv = (spell(configure(Adding(), orthogonal=orthogonal)) for orthogonal in (False, True))
+    return words if name == "orthogonal" or dtriv == plain else f"{words}; with --orthogonal True: {dtriv}"
+
+
+def test_the_help_of_run_has_the_defaults_of_a_config(help_of):
+    """The help imports no torch, and so it can't ask the code."""
+    shown = help_of("run")
+    names = [field.name for field in fields(Config) if field.name != "task"]
+    assert {"hidden_size", "lr", "epochs", "cell", "momentum"} <= set(names)
+    for name in names:
+        assert shown[f"--{name.replace('_', '-')}"].endswith(f" (default: {default_of(name)})"), name
+    for name, other in (("task", "recipe"), ("recipe", "task")):
+        assert shown[f"--{name}"].endswith(f"(this or --{other} is required)")
+    assert help_of("reproduce")["--log-every"].endswith(f" (default: {default_of('log_every')})")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_default_is_empty(command, help_of):
+    shown = help_of(command)
+    assert any("(default: " in text for text in shown.values())
+    for name, text in shown.items():
+        assert "{None" not in text
+        # Only a momentum may be None.
+        assert ("(default: None)" in text) == (command == "run" and name == "--momentum")
+        assert not re.search(r"\(default: (''|\"\")?\)", text), name
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows reports a closed pipe in another way")
+@pytest.mark.parametrize("args", [["--version"], ["bench", "--help"], ["recipes"], ["runs", "--root", "."]])
+def test_a_closed_pipe_is_no_error(args, tmp_path):
+    """As of `momentumrnn recipes | head -1`, at the moment at which head has ended."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        command = [sys.executable, "-m", "momentumrnn", *args]
+        done = subprocess.run(command, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True)
+    finally:
+        os.close(writer)
+    assert done.stderr == ""
+    assert done.returncode in (1, 141)  # rich says 1
 
 
 def test_places_that_cannot_be_used_are_named(tmp_path, monkeypatch, capsys):

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import re
 import socket
 import sys
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from momentumrnn.experiments import data
+from momentumrnn.installation import install_command
 
 CONTENTS = {
     "train-images-idx3-ubyte.gz": b"images" * 100,
@@ -258,7 +260,7 @@ def test_no_network_is_one_clear_error(mnist, tmp_path, monkeypatch, network):
 
 def test_pooch_may_be_missing(mnist, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pooch", None)
-    with pytest.raises(data.DataError, match=r"pip install 'momentumrnn\[all\]'") as caught:
+    with pytest.raises(data.DataError, match=re.escape(install_command("all"))) as caught:
         data.get("mnist", tmp_path)
     assert str(tmp_path / "mnist") in str(caught.value)
     # Nor is it needed where nothing is missing.

@@ -715,8 +715,10 @@ def test_explain():
     """The chosen backend, how it evaluates, and of the others why not."""
     x = torch.randn(4, 2, 3)
     filtered = mr.LSTM(3, 5, momentum=mr.HeavyBall(mu=0.6)).explain(x)
-    for part in ("LSTM()", "HeavyBall(mu=0.6, step=1.0)", "float32", "cpu"):
-        assert part in filtered.splitlines()[0]
+    first = "LSTM(3, 5, momentum=HeavyBall(mu=0.6, step=1.0)), torch.float32 on cpu"
+    assert filtered.splitlines()[0] == first
+    deep = mr.LSTM(3, 5, num_layers=2, bidirectional=True).explain(x)
+    assert deep.startswith("LSTM(3, 5, num_layers=2, bidirectional=True), torch.float32 on cpu\n")
     assert "native     runs: torch.lstm, on the filtered input" in filtered
     assert "reference  could:" in filtered
     assert "native     runs: torch.gru" in mr.GRU(3, 5).explain(x)
@@ -729,6 +731,7 @@ def test_explain():
     assert "native     could: torch.gru" in forced
     assert "reference  runs: the definition" in forced
     refused = mr.Recurrent(Leaky(), 3, 5).explain(x)
+    assert refused.startswith("Recurrent(Leaky(leak=0.9), 3, 5), torch.float32 on cpu\n")
     assert "native     can't: Leaky(leak=0.9) has no fused layer in torch" in refused
     assert "reference  runs" in refused
     _, packed = given("unsorted", False, F32)

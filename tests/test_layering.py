@@ -23,7 +23,7 @@ KERNELS = [
     "kernels.op",
 ]
 LIBRARY = [
-    "backends kernels value_checks caller_warning cuda_graph provenance repr_parser",
+    "backends kernels value_checks caller_warning cuda_graph installation provenance repr_parser",
     "precision tensor_likes torch_internals",
     "momentum cells packing unit_range",
     "init state",
@@ -61,6 +61,7 @@ ONLY_FOR = {
     "layer_checks": "recurrent_base recurrent_layer layers step_cells streaming constraints",
     "cuda_graph": "stream_engines",
     "stream_engines": "streaming",
+    "installation": "",
     "provenance": "",
     "repr_parser": "spelling",
     "streaming": "api",
@@ -82,7 +83,7 @@ BENCH = {
     "bench.timing": "cuda_graph bench.cases bench.failures bench.parity",
 }
 EXPERIMENTS = {
-    "experiments.data": "repr_parser",
+    "experiments.data": "installation repr_parser",
     "experiments.tasks.base": "",
     "experiments.tasks.synthetic": "experiments.tasks.base",
     "experiments.tasks.mnist": "experiments.data experiments.tasks.base",
@@ -92,8 +93,8 @@ EXPERIMENTS = {
     "experiments.replicas": """backends.registry constraints cuda_graph experiments.config experiments.models
         experiments.tasks""",
     "experiments.folders": "experiments.config",
-    "experiments.trainer": """constraints provenance experiments.config experiments.folders experiments.models
-        experiments.replicas experiments.tasks""",
+    "experiments.trainer": """constraints installation provenance experiments.config experiments.folders
+        experiments.models experiments.replicas experiments.tasks""",
     "experiments.paper": "cells init momentum repr_parser experiments.config experiments.tasks",
     "experiments.exhibits": "cells momentum repr_parser experiments.config experiments.paper",
     "experiments.demo": "init momentum experiments.config experiments.tasks",
@@ -104,22 +105,31 @@ EXPERIMENTS = {
         experiments.tasks.mnist experiments.trainer""",
     "experiments.report.gather": "experiments.config experiments.folders experiments.trainer",
     "experiments.report.numbers": "experiments.paper",
-    "experiments.report.tables": """experiments.config experiments.demo experiments.exhibits experiments.paper
+    "experiments.report.tables": """experiments.config experiments.exhibits experiments.paper
         experiments.report.gather experiments.report.numbers""",
+    "experiments.report.demo_tables": """experiments.demo experiments.report.gather
+        experiments.report.tables""",
+    "experiments.report.result_tables": """cells experiments.config experiments.exhibits experiments.paper
+        experiments.report.gather experiments.report.numbers experiments.report.tables""",
+    "experiments.report.cost_tables": """experiments.exhibits experiments.paper experiments.report.gather
+        experiments.report.tables""",
     "experiments.report.findings": """experiments.exhibits experiments.paper experiments.report.gather
-        experiments.report.numbers experiments.report.tables""",
+        experiments.report.numbers experiments.report.result_tables experiments.report.tables""",
     "experiments.report.curves": """experiments.demo experiments.exhibits experiments.paper
-        experiments.report.gather experiments.report.tables""",
-    "experiments.report.bars": "experiments.exhibits experiments.report.gather",
+        experiments.report.demo_tables experiments.report.gather experiments.report.result_tables""",
+    "experiments.report.bars": "experiments.exhibits experiments.report.cost_tables",
+    "experiments.report.speed": """experiments.report.bars experiments.report.gather
+        experiments.report.tables""",
     "experiments.report.drawings": "experiments.tasks",
     "experiments.report.figures": "experiments.report.bars experiments.report.curves",
     "experiments.report.content": """experiments.demo experiments.exhibits experiments.paper
-        experiments.report.bars experiments.report.curves experiments.report.findings
-        experiments.report.gather experiments.report.tables""",
+        experiments.report.bars experiments.report.cost_tables experiments.report.curves
+        experiments.report.demo_tables experiments.report.findings experiments.report.gather
+        experiments.report.result_tables experiments.report.speed experiments.report.tables""",
     "experiments.report.text": "experiments.report.content experiments.report.tables",
     "experiments.report.page": """experiments.report.bars experiments.report.content experiments.report.curves
         experiments.report.drawings experiments.report.tables""",
-    "experiments.report": """experiments.exhibits experiments.folders experiments.report.content
+    "experiments.report": """installation experiments.exhibits experiments.folders experiments.report.content
         experiments.report.drawings experiments.report.figures experiments.report.gather
         experiments.report.page experiments.report.text""",
     "experiments.plan": """repr_parser experiments.config experiments.demo experiments.exhibits
@@ -136,11 +146,12 @@ CLI = {
         experiments.trainer cli.display cli.words""",
     "cli.recipes": "experiments experiments.paper cli.run cli.words",
     "cli.runs": "experiments experiments.config experiments.folders cli.words",
-    "cli.report": "experiments experiments.folders experiments.report experiments.report.bars cli.words",
+    "cli.report": "experiments experiments.folders experiments.report experiments.report.speed cli.words",
     "cli.reproduce": """provenance experiments experiments.cost experiments.data experiments.exhibits
-        experiments.folders experiments.plan experiments.report experiments.report.gather
-        experiments.report.tables experiments.trainer cli.display cli.report cli.words""",
-    "__main__": "cli.words",
+        experiments.folders experiments.plan experiments.report experiments.report.demo_tables
+        experiments.report.gather experiments.report.result_tables experiments.trainer cli.display cli.report
+        cli.words""",
+    "__main__": "installation cli.words",
 }
 MAY_IMPORT = {name: set(names.split()) for name, names in ({"": "api"} | BENCH | EXPERIMENTS | CLI).items()}
 # Their imports are in a table, so they can't be read here; `test_imports` runs them.

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from momentumrnn.experiments.folders import Folder, RunError
 from momentumrnn.experiments.models import build
 from momentumrnn.experiments.replicas import Replicas
 from momentumrnn.experiments.trainer import Interrupted, selected
+from momentumrnn.installation import install_command
 
 safetensors = pytest.importorskip(
     "safetensors.torch", reason="weights are written by the extra momentumrnn[all]"
@@ -122,45 +124,89 @@ else:
 """
 
 
-def child(root, config):
+def child(root, config, code=CHILD, *args):
     return subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(root), json.dumps(config.to_json())],
+        [sys.executable, "-c", code, str(root), json.dumps(config.to_json()), *map(str, args)],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
 
 
+# A child that kills itself at a moment which is counted, not timed. A moment is before or after a training
+# step, before or after a file is on the disk, or in the middle of a file. The count begins at once, or with
+# the progress at step `after`. By then both seeds have a checkpoint of that step.
+VICTIM = """
+import io, itertools, json, os, signal, sys
+from momentumrnn.experiments import Config, folders, replicas, trainer
+after, last = int(sys.argv[3]), int(sys.argv[4])
+counter, counts = itertools.count(1), after == 0
+def moment():
+    if counts and next(counter) == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+def between_moments(function):
+    def call(*args):
+        moment()
+        result = function(*args)
+        moment()
+        return result
+    return call
+class File(io.FileIO):
+    def write(self, content):
+        half = len(content) // 2
+        super().write(content[:half])
+        moment()
+        super().write(content[half:])
+class Watcher(trainer.Watcher):
+    def progress(self, runs):
+        global counts
+        counts = counts or min(run.step for run in runs) >= after
+os.fsync, os.replace = between_moments(os.fsync), between_moments(os.replace)
+folders.open = lambda path, mode: File(path, mode) if mode in ("wb", "ab") else open(path, mode)
+replicas.Replicas.step = between_moments(replicas.Replicas.step)
+trainer.SAVE_SECONDS = -1.0  # a checkpoint before each progress, even if no time has passed
+config = Config.from_json(json.loads(sys.argv[2]))
+trainer.train(config, [0, 1], root=sys.argv[1], device="cpu", threads=2, watcher=Watcher())
+"""
+
+
 def test_killed_at_any_moment_it_goes_on_to_the_same_bits(tmp_path):
-    """Twenty times, each child from what the one before it left; checkpoints are written all the time."""
-    draw, endless = random.Random(0), replace(CONFIG, epochs=10**6)
-    steps = []
-    for _ in range(20):
-        victim = child(tmp_path / "killed", endless)
+    """Twenty times, each child from what the one before it left.
+
+    Every second child is killed at a moment after its beginning, the others at a moment after a step that no
+    child before them had reached.
+    """
+    endless, reached, steps = replace(CONFIG, epochs=10**6), 0, []
+    for i in range(20):
+        moment = (0, 1 + 3 * (i // 2)) if i % 2 == 0 else (reached + 1, 1 + 5 * (i // 2))
+        victim = child(tmp_path / "killed", endless, VICTIM, *moment)
         try:
-            assert victim.stdout.readline() == "begun\n"
-            time.sleep(draw.uniform(0, 0.3))
+            assert victim.wait(timeout=600) == -signal.SIGKILL
         finally:
             victim.kill()
             victim.communicate()
-        assert victim.returncode == -signal.SIGKILL
-        if (path(tmp_path / "killed", CONFIG) / "resume.pt").exists():
-            steps.append(checkpoint(tmp_path / "killed", CONFIG)["step"])
-    # They were not all killed at the same place, and none lost what another had.
-    assert steps == sorted(steps)
-    assert len(set(steps)) >= 10
-    reached = max(checkpoint(tmp_path / "killed", CONFIG, seed)["step"] for seed in (0, 1))
+        there = [seed for seed in (0, 1) if (path(tmp_path / "killed", CONFIG, seed) / "resume.pt").exists()]
+        saved = [checkpoint(tmp_path / "killed", CONFIG, seed)["step"] for seed in there]
+        # Both had saved the step from which the moments count, and no seed lost what it had.
+        assert i % 2 == 0 or min(saved) > reached
+        reached = max([reached, *saved])
+        steps.append(saved)
+    for seed in (0, 1):
+        known = [saved[seed] for saved in steps if len(saved) == 2]
+        assert known == sorted(known)
+        assert len(set(known)) >= 10
     config = replace(CONFIG, epochs=reached // STEPS + 2)
     for root in ("killed", "whole"):
         last = child(tmp_path / root, config)
-        assert last.communicate(timeout=200)[0].splitlines() == ["begun", "done"]
+        assert last.communicate(timeout=600)[0].splitlines() == ["begun", "done"]
     for seed in (0, 1):
         killed, never = (path(tmp_path / root, config, seed) for root in ("killed", "whole"))
         assert bits(killed) == bits(never)
         results = [json.loads((folder / "result.json").read_text()) for folder in (killed, never)]
         chosen = [{k: {**line, "seconds": 0} for k, line in result["selected"].items()} for result in results]
         assert chosen[0] == chosen[1]
-        assert len(results[0]["sessions"]) >= 10
+        # The ten that were killed after a new step, and the last.
+        assert len(results[0]["sessions"]) >= 11
         assert len(results[1]["sessions"]) == 1
 
 
@@ -790,14 +836,14 @@ def test_tensorboard(tmp_path):
 def test_what_is_not_installed_is_named(tmp_path, monkeypatch):
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "torch.utils.tensorboard", None)
-        with pytest.raises(RunError, match="pip install 'momentumrnn"):
+        with pytest.raises(RunError, match=re.escape(install_command("track"))):
             fit(CONFIG, tmp_path / "a", tensorboard=True)
     assert not (path(tmp_path / "a", CONFIG) / "resume.pt").exists()
     watcher = Watcher()
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "safetensors", None)
         without.setitem(sys.modules, "safetensors.torch", None)
-        with pytest.raises(RunError, match="pip install 'momentumrnn") as refusal:
+        with pytest.raises(RunError, match=re.escape(install_command("all"))) as refusal:
             fit(CONFIG, tmp_path / "b", watcher=watcher)
         assert "safetensors" in str(refusal.value)
     # Nobody should hear of it after hours.

@@ -65,6 +65,7 @@ def bench(
     *,
     command: str,
     shapes: Sequence[str],
+    shape: Sequence[str],
     cells: Sequence[str],
     momentum: Sequence[str],
     backend: str,
@@ -81,7 +82,8 @@ def bench(
 ) -> dict[str, Any]:
     """Measure every shape with every cell, momentum and mode: errors, times and peak memory, as in JSON.
 
-    command: the command line, for the record. For all else see `momentumrnn bench --help`.
+    command: the command line, for the record; shapes: names of SHAPES; shape: sizes such as "311,37,5,97".
+    For all else see `momentumrnn bench --help`.
 
     `report` receives the whole result so far after each case. Ctrl-C ends the run; the result then has the
     cases that were finished, and "complete" is false.
@@ -89,7 +91,7 @@ def bench(
     check_numbers(replicas, repeats, threads)
     device = choose_device(device)
     cases = list_cases(
-        shapes, cells, modes, momentum, backend=backend, device=device, dtype=dtype, lengths=lengths
+        shapes, shape, cells, modes, momentum, backend=backend, device=device, dtype=dtype, lengths=lengths
     )
     if threads is not None:
         torch.set_num_threads(threads)

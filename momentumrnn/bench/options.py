@@ -9,7 +9,9 @@ import torch
 from .. import repr_parser
 from ..backends import registry
 from ..momentum import MOMENTA, Momentum
-from .cases import MODES, SHAPES, Case
+from .cases import MODES, SHAPES, Case, Shape
+
+LARGEST = 2**31 - 1  # the numbers of a tensor of --shape; indices of some kernels have 32 bits
 
 
 class BadOption(ValueError):
@@ -32,6 +34,7 @@ def choose_device(device: str | None) -> str:
 
 def list_cases(
     shapes: Sequence[str],
+    own_shapes: Sequence[str],
     cells: Sequence[str],
     modes: Sequence[str],
     momenta: Sequence[str],
@@ -41,9 +44,14 @@ def list_cases(
     dtype: str,
     lengths: str,
 ) -> list[Case]:
-    """Every shape with every cell, mode and momentum; without cells, each shape has its own."""
-    for name in shapes or [""]:
+    """Every shape with every cell, mode and momentum; without cells, each shape has its own.
+
+    shapes: names of SHAPES; own_shapes: sizes as `read_shape` takes them.
+    """
+    for name in shapes if shapes or own_shapes else [""]:
         _check("shapes", name, name in SHAPES, f"one of {', '.join(SHAPES)}")
+    named = [(name, SHAPES[name]) for name in shapes]
+    named += [(f"T{s.T}-B{s.B}-D{s.D}-H{s.H}", s) for s in map(read_shape, own_shapes)]
     _check("backend", backend, backend in registry.NAMES, f"one of {', '.join(registry.NAMES)}")
     for mode in modes or [""]:
         _check("modes", mode, mode in MODES, f"one of {', '.join(MODES)}")
@@ -53,9 +61,9 @@ def list_cases(
     # None comes first, so that the momenta can be compared with it.
     parsed = sorted((parse(text) for text in momenta or [""]), key=lambda m: m is not None)
     cases = [
-        Case(name, replace(SHAPES[name], cell=cell), m, backend, device, getattr(torch, dtype), mode, lengths)
-        for name in shapes
-        for cell in cells or [SHAPES[name].cell]
+        Case(name, replace(shape, cell=cell), m, backend, device, getattr(torch, dtype), mode, lengths)
+        for name, shape in named
+        for cell in cells or [shape.cell]
         for mode in modes
         for m in parsed
     ]
@@ -63,6 +71,23 @@ def list_cases(
         allowed = case.momentum is None or case.shape.cell != "extrapolated"
         _check("momentum", repr(case.momentum), allowed, f"None at {case.name}")
     return cases
+
+
+def read_shape(text: str) -> Shape:
+    """The shape of an LSTM from its sizes T,B,D,H.
+
+    >>> read_shape("311,37,5,97")
+    Shape(cell='lstm', T=311, B=37, D=5, H=97)
+    """
+    parts = text.split(",")
+    numbers = [int(part) for part in parts if part.strip().isdecimal() and len(part) <= 20]
+    whole = len(parts) == len(numbers) == 4 and min(numbers) >= 1
+    _check("shape", text, whole, "T,B,D,H: four integers of at least 1, such as 311,37,5,97")
+    T, B, D, H = numbers
+    largest = max(T * B * D, T * B * H, 4 * H * (D + H))
+    expected = f"an input, outputs and weights of at most {LARGEST} numbers each"
+    _check("shape", text, largest <= LARGEST, expected)
+    return Shape("lstm", T, B, D, H)
 
 
 def parse(text: str) -> Momentum | None:

@@ -15,10 +15,15 @@ from rich.table import Table
 from ..bench import BadOption, bench
 from .words import recorded, refuse
 
+DEFAULT_SHAPES = ("pmnist128", "timit158")
+
 
 def run(options: Any, args: Sequence[str]) -> int:
     """Carry out the command; returns its exit code."""
     settings = {name: value for name, value in vars(options).items() if name != "json"}
+    settings["shape"] = [text for group in options.shape for text in group or [""]]
+    if options.shapes is None:
+        settings["shapes"] = () if options.shape else DEFAULT_SHAPES
     if options.json:
         try:
             _write(options.json, None)

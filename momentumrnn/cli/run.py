@@ -18,7 +18,7 @@ from ..experiments.folders import RunError
 from ..experiments.paper import Published, Recipe, recipe
 from ..experiments.trainer import Interrupted, train
 from .display import display, label
-from .words import recorded, refuse, seeds, several, spelt
+from .words import check_task, recorded, refuse, seeds, several, spelt
 
 # Options that are no fields of a Config.
 _OTHERS = {"task", "recipe", "seeds", "root", "data", "device", "threads", "tensorboard"}
@@ -75,13 +75,12 @@ def config(options: Any) -> tuple[Config, Recipe | None]:
                 raise ValueError(f"--{error}") from None
     if "bias" in given:
         given["bias"] = {"True": True, "False": False, "hh": "hh"}[given["bias"]]
+    check_task(options.task, options.recipe)
     if options.recipe:
-        if options.task:
-            raise ValueError(f"--task: expected none beside --recipe, got {options.task!r}")
         row = recipe(options.recipe)
         return replace(row.config, **given), row
     try:
-        task = read("task", options.task or "Adding()")
+        task = read("task", options.task)
     except ValueError as error:
         raise ValueError(f"--{error}") from None
     return configure(task, **given), None

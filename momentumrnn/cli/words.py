@@ -34,6 +34,17 @@ _MOST = 1000
 _SEEDS = f"--seeds: expected such as 3, 0-4 or 0,2,7, each once, up to {_MOST} below 2**32, got {{!r}}"
 
 
+def check_task(task: str, recipe: str) -> None:
+    """Refuse a command `run` that names no task and no recipe, or both."""
+    if task and recipe:
+        raise ValueError(f"--task: expected none beside --recipe, got {task!r}")
+    if not task and not recipe:
+        examples = [["--task", "Adding(length=50)"], ["--recipe", "figure4/LSTM/Adding/128"]]
+        lines = [f"  {spelt(['run', *each, '--epochs', '2'])}" for each in examples]
+        head = "expected --task or --recipe, got neither. For example:"
+        raise ValueError("\n".join([head, *lines, f"{spelt(['recipes'])} lists all recipes."]))
+
+
 def several(values: Sequence[int]) -> str:
     """Seeds in short, as `seeds` reads them.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 
+from ..installation import install_command
 from ..repr_parser import nearest
 
 WINDOWS = os.name == "nt"
@@ -119,7 +120,7 @@ def _download(name: str, missing: list[File], folder: Path) -> None:
         import pooch  # type: ignore[import-untyped]
     except ImportError:
         raise DataError(
-            f"a download needs pooch: pip install 'momentumrnn[all]'. Without it: {_advice(name, folder)}"
+            f"a download needs pooch: {install_command('all')}. Without it: {_advice(name, folder)}"
         ) from None
     logger = pooch.get_logger()
     level = logger.level

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from ..constraints import count_parameters
+from ..installation import install_command
 from ..provenance import provenance
 from .config import Config
 from .folders import HINT as _HINT
@@ -185,7 +186,7 @@ def train(
     samples = len(config.task.rows(loaded, seeds[0], 0)[0])
     count = torch.get_num_threads() if threads is None else check_threads(threads)
     if find_spec("safetensors") is None:
-        raise RunError("safetensors should be installed: pip install 'momentumrnn[all]'")
+        raise RunError(f"safetensors should be installed: {install_command('all')}")
     with torch.enable_grad(), contextlib.ExitStack() as stack:
         runs = []
         for seed in seeds:
@@ -500,7 +501,7 @@ class _Trainer:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise RunError("tensorboard should be installed: pip install 'momentumrnn[track]'") from None
+            raise RunError(f"tensorboard should be installed: {install_command('track')}") from None
         for run in (run for run in runs if not run.over):
             self.writers[run.seed] = SummaryWriter(
                 str(run.folder.path / "tensorboard"), purge_step=run.step + 1 if run.step else None
