@@ -1,163 +1,171 @@
-"""Draws docs/speed.svg: a training step of our LSTM beside cuDNN's, from a file of `momentumrnn bench`.
+"""Draws docs/overview.svg, the picture of the README: what a training step takes, and what was found.
 
-    python benchmarks/picture.py [FILE.json] [--out docs/speed.svg]
+    python benchmarks/picture.py [FILE.json] [--runs results/runs] [--out docs/overview.svg]
 
-The file should be of a GPU, with LSTM layers in the mode tf32 and the rival torch; torch-fp16, torch-bf16 and
-torch-padded are drawn as one bar, that of the fastest. The same file gives the same picture.
+Left: LSTM layers from a file of `momentumrnn bench` on a GPU, with the rival torch. Ours is shown as a
+percentage of torch.nn.LSTM called in the same way, once from Python and once from a CUDA graph.
+Right: test accuracies on permuted MNIST, from run folders. The same files give the same picture.
 """
 
 import argparse
 import json
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from momentumrnn.experiments.paper import recipe
+from momentumrnn.experiments.report.gather import gather
+
 ROOT = Path(__file__).resolve().parent.parent
-SOURCE = ROOT / "results/bench/h200-lstm.json"
-PICTURE = ROOT / "docs/speed.svg"
-# The bars of a shape from above, with their colours; they differ in lightness too.
-COLOURS = {"ours": "#d9480f", "best": "#66717f", "tf32": "#b9c0c9"}
-RIVALS = {"torch": "TF32", "torch-fp16": "fp16", "torch-bf16": "bf16", "torch-padded": "padded fp16"}
-FIELD = "training_graph_ms"
+SOURCE = ROOT / "results/bench/h200-called.json"
+PICTURE = ROOT / "docs/overview.svg"
+RIVALS = ("torch", "torch-fp16", "torch-bf16", "torch-padded")
+WAYS = {"graph": "training_graph_ms", "eager": "training_ms"}
+NAMES = {"graph": "ours, in a CUDA graph", "eager": "ours, called from Python"}
+# Okabe and Ito's colours, which the colour-blind can tell apart; they differ in lightness too.
+COLOURS = {"graph": "#0072b2", "eager": "#e69f00"}
+SIZES = {128: ("o", "#56b4e9"), 256: ("D", "#0072b2")}
+NETWORKS = {
+    "LSTM": "LSTM",
+    "MomentumLSTM": "MomentumLSTM",
+    "RMSPropLSTM": "RMSPropLSTM",
+    "SRLSTM": "SRLSTM",
+    "MomentumLSTM/same-forget-bias": "LSTM, forget bias 3.5",
+}
+"""The rows on the right: a network, a variant of it if need be, and how it is called."""
 
 
 @dataclass(frozen=True)
-class Group:
-    """The bars of one shape, in ms; fastest: which of cuDNN's ways is the best."""
+class Bar:
+    """One way to call one layer, milliseconds: ours, torch.nn.LSTM, and the fastest of cuDNN's ways."""
 
-    name: str
-    sizes: str
-    momentum: str
     ours: float
+    torch: float
     best: float
-    tf32: float
-    fastest: str
 
 
-def groups(result: dict[str, Any]) -> list[Group]:
-    """One for each shape that has what it needs: ours with HeavyBall if that was measured, else without."""
+def speeds(result: Mapping[str, Any]) -> dict[str, dict[str, Bar]]:
+    """Of each shape, by its sizes: a bar for each way of calling. The largest gain in a graph comes first."""
     if result["settings"]["dtype"] != "float32" or result["settings"].get("lengths", "full") != "full":
-        return []
+        return {}
     cases = {
         (case["shape"], case["momentum"].split("(")[0]): case
         for case in result["cases"]
         if case["cell"] == "lstm" and case.get("mode", "tf32") == "tf32" and case["status"] == "ok"
     }
-    found = []
+    found = {}
     for shape in dict.fromkeys(shape for shape, _ in cases):
         plain, momentum = cases.get((shape, "None")), cases.get((shape, "HeavyBall"))
-        mine, theirs = momentum or plain, plain or momentum  # cuDNN has no momentum: as the README has it
+        mine, theirs = momentum or plain, plain or momentum  # cuDNN has no momentum
         if mine is None or theirs is None:
             continue
-        ours = mine["rows"]["ours"].get(FIELD)
-        rivals = {
-            name: ms for name, row in theirs["rows"].items() if name in RIVALS and (ms := row.get(FIELD))
-        }
-        if ours and "torch" in rivals:
-            best = min(rivals, key=rivals.__getitem__)
-            sizes = "T {T}, B {B}, H {H}".format(**mine["sizes"])
-            bars = ours, rivals[best], rivals["torch"]
-            found.append(Group(shape, sizes, mine["momentum"].split("(")[0], *bars, RIVALS[best]))
-    return sorted(found, key=lambda group: group.ours / group.tf32)
+        bars = {}
+        for way, field in WAYS.items():
+            rivals = {n: row[field] for n, row in theirs["rows"].items() if n in RIVALS and row.get(field)}
+            ours = mine["rows"]["ours"].get(field)
+            if ours and "torch" in rivals:
+                bars[way] = Bar(ours, rivals["torch"], min(rivals.values()))
+        if bars.keys() == WAYS.keys():
+            found["T {T}, B {B}, D {D}, H {H}".format(**mine["sizes"])] = bars
+    return dict(sorted(found.items(), key=lambda item: item[1]["graph"].ours / item[1]["graph"].torch))
+
+
+def accuracies(runs: Path) -> dict[str, dict[int, tuple[float, ...]]]:
+    """Test accuracies of five seeds at the epoch that validation selects, by network and hidden size."""
+    gathered = gather([runs])
+    found: dict[str, dict[int, tuple[float, ...]]] = {}
+    for key, name in NETWORKS.items():
+        model, _, variant = key.partition("/")
+        for size, table in ((128, "table11"), (256, "table1")):
+            row = recipe("/".join(filter(None, (table, model, "PMNIST", str(size), variant))))
+            values = gathered.outcome(replace(row.config)).valid
+            found.setdefault(name, {})[size] = tuple(values[seed] for seed in sorted(values))
+    return found
 
 
 def shown(ms: float) -> str:
-    """As the README has it."""
+    """Milliseconds as docs/speed.md has them."""
     return f"{ms:#.3g}".rstrip(".") if ms >= 10 else f"{ms:.2f}"
 
 
-def labels(group: Group) -> dict[str, str]:
-    """What stands at the end of each bar."""
-    times = f"{group.best / group.ours:.1f} to {group.tf32 / group.ours:.1f} times as fast"
-    return {
-        "ours": f"{shown(group.ours)} ms: {times}",
-        "best": f"{shown(group.best)} ms, {group.fastest}",
-        "tf32": f"{shown(group.tf32)} ms",
-    }
+def draw_speed(axes: Any, found: Mapping[str, Mapping[str, Bar]]) -> None:
+    """Bars from zero; 100 % is torch.nn.LSTM, a tick the fastest of cuDNN's ways."""
+    for row, bars in enumerate(found.values()):
+        for place, (way, bar) in enumerate(bars.items()):
+            y, width = row + 0.34 * (place - 0.5), 100 * bar.ours / bar.torch
+            (drawn,) = axes.barh(y, width, 0.31, color=COLOURS[way], label=NAMES[way] if row == 0 else None)
+            drawn.set_gid(f"bar-{row}-{way}")
+            label = "cuDNN at its fastest: fp16, padded" if row == place == 0 else None
+            best = 100 * bar.best / bar.torch
+            axes.plot(best, y, "|", color="black", ms=16, mew=2, label=label, gid=f"best-{row}-{way}")
+            text = f"{shown(bar.ours)} of {shown(bar.torch)} ms"
+            axes.text(max(103, width + 2), y, text, va="center_baseline", fontsize=9.5)
+    axes.axvline(100, color="0.35", ls="--", lw=1)
+    axes.set_yticks(range(len(found)), [sizes.replace(", D", "\nD") for sizes in found], fontsize=9.5)
+    widest = max(100 * bar.ours / bar.torch for bars in found.values() for bar in bars.values())
+    axes.set_xlim(0, max(102, widest) + 38)
+    axes.set_xticks([0, 50, 100, 150, 200], ["0", "50", "100 %", "150", "200"])
+    axes.set_xlabel("time of a training step; 100 % is torch.nn.LSTM (cuDNN)")
+    axes.set_title("Speed: an LSTM layer with momentum", loc="left", weight="bold", fontsize=11.5)
 
 
-def draw(result: dict[str, Any], source: str, out: Path) -> None:
+def draw_accuracies(axes: Any, found: Mapping[str, Mapping[int, tuple[float, ...]]]) -> None:
+    """A dot for each seed, and a line at their mean."""
+    for row, sizes in enumerate(found.values()):
+        for place, (size, values) in enumerate(sizes.items()):
+            mark, colour = SIZES[size]
+            y, mean = row + 0.3 * (place - 0.5), sum(values) / len(values)
+            label = f"n = {size}, five seeds" if row == 0 else None
+            axes.plot(values, [y] * len(values), mark, color=colour, ms=5, alpha=0.8, label=label)
+            axes.plot([mean, mean], [y - 0.14, y + 0.14], color="black", lw=1.5, gid=f"mean-{row}-{size}")
+    axes.set_yticks(range(len(found)), list(found), fontsize=9.5)
+    axes.get_yticklabels()[-1].set_weight("bold")
+    axes.set_xlabel("test accuracy, %, by validation")
+    axes.set_title("Finding: permuted MNIST", loc="left", weight="bold", fontsize=11.5)
+    axes.grid(axis="x", color="0.9")
+    axes.set_axisbelow(True)
+
+
+def draw(result: Mapping[str, Any], runs: Path, source: str, out: Path) -> None:
     """Write the picture; source: the name of the file that the result is from."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    each = groups(result)
-    cudnn = ".".join(map(str, divmod(int(result["versions"]["cudnn"]) // 100, 100)))
-    momentum = " and ".join(sorted({group.momentum for group in each}))
-    names = {
-        "ours": "ours" if momentum == "None" else f"ours, with momentum ({momentum})",
-        "best": "cuDNN at its best: fp16, bf16 or padded",
-        "tf32": "cuDNN, TF32",
-    }
-    notes = (
-        "Forward and backward, replayed from a CUDA graph; cuDNN is torch.nn.LSTM, without momentum.",
-        f"At each shape cuDNN in TF32 is 1. {result['device']}, torch {result['versions']['torch']}, "
-        f"cuDNN {cudnn}; {source}.",
-    )
-    with matplotlib.rc_context({"svg.hashsalt": "momentumrnn", "font.size": 11}):
-        # 800 pixels wide.
-        figure = Figure(figsize=(8 + 1 / 3, 1.65 + 0.95 * len(each)), facecolor="white")
-        high = figure.get_figheight()
-        axes = figure.add_axes((0.2, 0.62 / high, 0.785, 1 - 1.4 / high))
-        for row, group in enumerate(each):
-            for place, (name, text) in enumerate(labels(group).items()):
-                y, width = row + 0.27 * (place - 1), getattr(group, name) / group.tf32
-                (bar,) = axes.barh(
-                    y, width, 0.25, color=COLOURS[name], label=names[name] if row == 0 else None
-                )
-                bar.set_gid(f"{group.name}-{name}")
-                inside, weight = width > 0.8, "bold" if name == "ours" else "normal"
-                axes.annotate(
-                    text,
-                    (width, y),
-                    (-5 if inside else 5, 0),
-                    textcoords="offset points",
-                    ha="right" if inside else "left",
-                    va="center_baseline",
-                    weight=weight,
-                    color="white" if inside and name == "best" else "black",
-                )
-            axes.text(-0.015, row - 0.12, group.name, ha="right", va="center_baseline", weight="bold")
-            axes.text(
-                -0.015, row + 0.16, group.sizes, ha="right", va="center_baseline", fontsize=9.5, color="0.3"
-            )
-        axes.set_xlim(0, 1)
-        axes.set_ylim(len(each) - 0.5, -0.5)
-        axes.set_xticks([])
-        axes.set_yticks([])
-        axes.spines[["top", "right", "bottom"]].set_visible(False)
-        figure.legend(
-            loc="upper center",
-            bbox_to_anchor=(0.5, 1 - 0.36 / high),
-            ncols=3,
-            frameon=False,
-            handlelength=1,
-            columnspacing=1.6,
-            handletextpad=0.5,
-            borderaxespad=0.2,
-            fontsize=10.5,
-        )
-        for line, note in enumerate(notes):
-            figure.text(0.5, (0.36 - 0.2 * line) / high, note, ha="center", fontsize=9.5, color="0.3")
-        title = "Time of a training step of one LSTM layer"
-        figure.text(0.5, 1 - 0.3 / high, title, ha="center", fontsize=13, weight="bold")
-        figure.savefig(out, format="svg", metadata={"Date": None, "Title": title})
+    found = speeds(result)
+    made = f"{result['device']}, torch {result['versions']['torch']}, {source}"
+    note = f"Left: {made}. Right: results/{runs.name}."
+    with matplotlib.rc_context({"svg.hashsalt": "momentumrnn", "font.size": 10}):
+        figure = Figure(figsize=(11.5, 1.5 + 0.6 * max(len(found), len(NETWORKS))), facecolor="white")
+        figure.set_layout_engine("constrained", rect=(0, 0.04, 1, 0.96), wspace=0.06)
+        left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
+        draw_speed(left, found)
+        draw_accuracies(right, accuracies(runs))
+        for axes in (left, right):
+            axes.invert_yaxis()
+            axes.tick_params(axis="y", length=0)
+            axes.spines[["top", "right", "left"]].set_visible(False)
+            axes.legend(
+                loc="upper center", bbox_to_anchor=(0.4, -0.16), ncols=3, frameon=False, fontsize=9.5,
+                handlelength=1.2, columnspacing=1.2,
+            )  # fmt: skip
+        figure.text(0.995, 0.008, note, ha="right", fontsize=8.5, color="0.35")
+        figure.savefig(out, format="svg", metadata={"Date": None, "Title": "Speed, and what was found"})
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("file", type=Path, nargs="?", default=SOURCE, help="of momentumrnn bench on a GPU")
+    parser.add_argument("--runs", type=Path, default=ROOT / "results/runs", help="a folder of run folders")
     parser.add_argument("--out", type=Path, default=PICTURE, help="the picture, an SVG")
     options = parser.parse_args()
     result = json.loads(options.file.read_text())
-    if not groups(result):
-        expected = (
-            "LSTM cases in float32, the mode tf32, of full lengths, with the rival torch, in CUDA graphs"
-        )
+    if not speeds(result):
+        expected = "LSTM cases in float32, the mode tf32, of full lengths, with the rival torch, on a GPU"
         print(f"file: expected {expected}, got none in {str(options.file)!r}", file=sys.stderr)
         return 2
-    draw(result, options.file.name, options.out)
+    draw(result, options.runs, options.file.name, options.out)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""One changed line: a model that uses torch.nn.LSTM, the same model with momentum, and its weights kept."""
+"""Give a model momentum by one changed line, and keep the weights that torch.nn.LSTM had."""
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ class Tagger(nn.Module):
 
 options = {"num_layers": 2, "batch_first": True, "bidirectional": True}
 before = Tagger(nn.LSTM(16, 32, **options))
-# The changed line. With step = 1 - mu a constant input has the gain that it had before.
+# The changed line. With step = 1 - mu a constant input keeps the gain 1.
 after = Tagger(mr.LSTM(16, 32, **options, momentum=mr.HeavyBall(mu=0.6, step=0.4)))
 after.load_state_dict(before.state_dict())  # the same names and shapes
 

@@ -9,11 +9,11 @@ import momentumrnn as mr
 
 torch.manual_seed(0)
 # A tensor of 4 has an entry for each gate of an LSTM, one of 4 * hidden_size for each of its rows.
-# ema sets step = 1 - mu: a constant input keeps the gain 1, whatever mu becomes.
+# ema sets step = 1 - mu, so a constant input keeps the gain 1 while mu changes.
 hidden = torch.tensor([0.9, 0.2, 0.6, 0.4])
 teacher = mr.LSTM(3, 16, momentum=mr.HeavyBall.ema(hidden))
 
-# The student has the teacher's weights and not its mu. It learns from outputs alone.
+# The student has the teacher's weights, but not its mu. It learns mu from the teacher's outputs.
 student = copy.deepcopy(teacher).requires_grad_(False)
 student.momentum = mr.HeavyBall.ema(nn.Parameter(torch.full((4,), 0.5)))
 print(student)

@@ -1,4 +1,4 @@
-"""Your own cell: one class that sets `gates` and `states` and writes `step`. Every momentum drives it."""
+"""Your own cell: one class that sets `gates` and `states` and defines `step`. It takes every momentum."""
 
 from dataclasses import dataclass
 

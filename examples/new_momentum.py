@@ -1,4 +1,4 @@
-"""Your own momentum: one class that writes `decay`. It runs at once with every cell, option and backend."""
+"""Your own momentum: one class that defines `decay`. It runs with every cell, option and backend."""
 
 from dataclasses import dataclass
 
@@ -25,11 +25,11 @@ out, h = gru(x)
 print(gru)
 print(gru.explain(x))
 
-# It is the definition, evaluated faster.
+# The result is that of the definition, the backend "reference".
 slow = mr.GRU(3, 8, num_layers=2, bidirectional=True, momentum=CosineRestart(mu=0.8), backend="reference")
 slow.load_state_dict(gru.state_dict())
 print("difference to the reference:", (slow(x)[0] - out).abs().max().item())
 
-# Set beta, and the drive is divided by the root of a running mean of squares, as in Adam.
+# With a field beta the drive is divided by the root of a running mean of squares, as in Adam.
 rms = mr.GRU(3, 8, momentum=mr.Adam(mu=0.9, step=0.1, beta=0.99))
 print(rms(x)[0].shape)

@@ -1,7 +1,7 @@
-"""A task of your own, trained and evaluated like the paper's: say which of two numbers came first.
+"""A task of your own, trained and evaluated like the paper's: which of two marks came first?
 
-A task is one class: rows of data by seed and epoch, the batch that they stand for, and the loss of each
-sample. `train` then gives seeds, resumption, validation and results.
+A task is one class: rows of data for each seed and epoch, the batch that some rows stand for, and the loss
+of each sample. `train` adds seeds, checkpoints, validation and results.
 """
 
 import tempfile
@@ -37,7 +37,7 @@ class First(Task):
 
     def _draw(self, count: int, *key: object) -> Rows:
         steps = torch.rand(count, self.length, generator=generator(*key)).argsort(1)
-        return (steps[:, :2],)  # where 1 and -1 stand
+        return (steps[:, :2],)  # the steps marked by 1 and by -1
 
     def batch(self, tensors: object, constants: object, rows: Rows) -> tuple[Tensor, Tensor]:
         (marked,) = rows
@@ -54,7 +54,7 @@ class First(Task):
 
 for momentum in (None, mr.HeavyBall(mu=0.6, step=0.4)):
     config = configure(First(), momentum=momentum, hidden_size=16, lr=1e-2, batch_size=50, epochs=4)
-    with tempfile.TemporaryDirectory() as root:  # leave it out, and runs are kept in runs/
+    with tempfile.TemporaryDirectory() as root:  # without root, the runs are kept in runs/
         results = train(config, seeds=[0, 1], root=root, device="cpu")
     found = [result["selected"]["by_validation"]["test_accuracy"] for result in results]
     print(f"{momentum or 'no momentum'!s}: test accuracy of two seeds", *(f"{value:.3f}" for value in found))

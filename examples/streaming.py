@@ -1,4 +1,4 @@
-"""Streaming: a sequence that arrives in pieces, each with the State that the last one returned."""
+"""Streaming: a sequence that arrives in pieces. Each piece continues from the State of the one before."""
 
 import torch
 
@@ -17,20 +17,20 @@ for chunk in x.split([1, 7, 30, 62]):
 print("largest difference to the whole:", (torch.cat(pieces) - whole).abs().max().item())
 print("steps taken by each row:", state.k[0].tolist())
 
-# Rows come and go: keep the first and the last sequence, and go on with those.
+# Keep the first and the last sequence of the batch, and continue with these.
 out, state = lstm(torch.randn(5, 2, 3), state.select([0, 3]))
 print("steps taken by each row:", state.k[0].tolist())
 
-# One step at a time, without gradients: a Stream holds the State. Then a new sequence begins in row 2.
+# A Stream holds the State and takes one step at a time, without gradients.
 stream = mr.Stream(lstm, batch_size=4)
 steps = torch.stack([stream(x_t) for x_t in x])
 print("largest difference of single steps:", (steps - whole).abs().max().item())
-stream.reset([2])
+stream.reset([2])  # a new sequence begins in row 2
 y = stream(x[0])
 print("steps taken by each row:", stream.state.k[0].tolist())
 print("how it runs:", stream.description)
 
-# Truncated backpropagation, as for (h, c): detach each entry, and the momentum goes on across the cut.
+# Truncated back-propagation, as with (h, c): detach each entry. The momentum continues across the cut.
 optimizer = torch.optim.SGD(lstm.parameters(), lr=0.1)
 state = None
 for chunk in x.split(25):

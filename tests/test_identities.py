@@ -1,6 +1,6 @@
 """The laws of momentum recurrent networks, in float64, each beside the mistake that must not pass.
 
-E2 ... E9, A4, A8: the laws of docs/maths.md, section 5.
+E2 ... E9, A4, A8: the laws of docs/maths.md, section 7.
 """
 
 import math

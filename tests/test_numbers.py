@@ -11,7 +11,18 @@ from hypothesis import strategies as st
 
 from momentumrnn.experiments.exhibits import EXHIBITS
 from momentumrnn.experiments.paper import RECIPES, Published
-from momentumrnn.experiments.report.numbers import Interval, against_paper, against_seeds, compared, verdict
+from momentumrnn.experiments.report.numbers import (
+    Interval,
+    against_paper,
+    against_seeds,
+    between_published,
+    compared,
+    detectable,
+    geometric_ratio,
+    proportion,
+    same_proportion,
+    verdict,
+)
 
 stats = pytest.importorskip("scipy.stats", reason="the report needs the extra momentumrnn[all]")
 
@@ -232,3 +243,93 @@ def test_compared(interval, more, less):
     """Where more is better, and where less is."""
     assert compared(interval, 1) == more
     assert compared(interval, -1) == less
+
+
+@for_all
+@given(printed, printed)
+def test_between_two_published_means(first, second):
+    found = between_published(first, second)
+    summary = ((p.value, p.std, p.seeds) for p in (first, second))
+    result = stats.ttest_ind_from_stats(*next(summary), *next(summary), equal_var=False)
+    assert found.value == close(first.value - second.value)
+    # The interval excludes 0 where the p value is below 5 %.
+    assume(abs(result.pvalue - 0.05) > 1e-6)
+    assert (found.low > 0 or found.high < 0) == (result.pvalue < 0.05)
+    theirs = stats.ttest_ind(of_five(first), of_five(second), equal_var=False)
+    assert (found.low, found.high) == close(ends(theirs))
+
+
+def test_a_published_mean_without_a_deviation_has_no_interval():
+    with pytest.raises(ValueError, match=r"two published standard deviations, got 0.1 and None"):
+        between_published(Published(1.0, 0.1), NO_SD)
+
+
+losses = st.dictionaries(st.integers(0, 4), st.integers(1, 10_000).map(lambda k: k / 1e4), min_size=5)
+
+
+@for_all
+@given(losses, losses)
+def test_the_ratio_of_geometric_means(values, others):
+    """The exponential of the mean difference of the logarithms, with the ends of its interval."""
+    differences = [math.log(values[seed] / others[seed]) for seed in sorted(values)]
+    found = geometric_ratio(values, others)
+    assert found.value == close(stats.gmean(list(values.values())) / stats.gmean(list(others.values())))
+    assume(np.std(differences) > 1e-9)
+    low, high = ends(stats.ttest_1samp(differences, 0))
+    assert (math.log(found.low), math.log(found.high)) == close((low, high))
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0])
+def test_the_ratio_needs_positive_values(value):
+    with pytest.raises(ValueError, match=f"positive values, got {value}"):
+        geometric_ratio({0: 1.0, 1: 2.0}, {0: 1.0, 1: value})
+
+
+def test_the_ratio_for_one_seed_has_no_interval():
+    assert geometric_ratio({0: 6.0}, {0: 2.0}) == Interval(close(3.0))
+
+
+@pytest.mark.parametrize("total", [1, 5, 10, 47])
+def test_the_exact_interval_of_a_proportion(total):
+    """At its ends the count, or a more extreme one, has a probability of 2.5 %."""
+    for count in range(total + 1):
+        found = proportion(count, total)
+        assert found.value == count / total
+        assert stats.binom.sf(count - 1, total, found.low) == close(0.025 if count else 1)
+        assert stats.binom.cdf(count, total, found.high) == close(0.025 if count < total else 1)
+
+
+@pytest.mark.parametrize(("count", "total"), [(-1, 5), (6, 5), (0, 0)])
+def test_a_proportion_needs_a_count_within_its_total(count, total):
+    with pytest.raises(ValueError, match=f"got {count} of {total}"):
+        proportion(count, total)
+
+
+@for_all
+@given(st.integers(0, 10), st.integers(1, 10), st.integers(0, 10), st.integers(1, 10))
+def test_the_same_proportion(count, total, other_count, other_total):
+    """All tables with the same margins that are at most as probable as this one."""
+    assume(count <= total and other_count <= other_total)
+    found = stats.hypergeom(total + other_total, count + other_count, total)
+    every = [found.pmf(k) for k in range(total + 1)]
+    expected = sum(p for p in every if p <= every[count] * (1 + 1e-9))
+    assert same_proportion(count, total, other_count, other_total) == close(min(expected, 1.0))
+
+
+def test_a_count_beyond_its_total_has_no_proportion():
+    with pytest.raises(ValueError, match="got 4 of 3"):
+        same_proportion(1, 2, 4, 3)
+
+
+@pytest.mark.parametrize(("seeds", "power"), [(5, 0.8), (5, 0.5), (3, 0.9), (10, 0.8)])
+def test_what_is_detectable_is_detected_as_often(seeds, power):
+    difference = detectable(2.0, seeds, power)
+    draws = np.random.default_rng(0).normal(difference, 2.0, (20_000, seeds))
+    found = stats.ttest_1samp(draws, 0, axis=1)
+    assert np.mean((found.pvalue < 0.05) & (found.statistic > 0)) == pytest.approx(power, abs=0.012)
+
+
+@pytest.mark.parametrize(("seeds", "power"), [(1, 0.8), (5, 0.4), (5, 1.0)])
+def test_what_is_detectable_needs_seeds_and_a_power(seeds, power):
+    with pytest.raises(ValueError, match=f"got {seeds} and {power}"):
+        detectable(1.0, seeds, power)

@@ -1,4 +1,4 @@
-"""The picture of docs/speed.svg: its bars and figures are those of the file it names, and of the README."""
+"""The picture docs/overview.svg: its bars and marks are those of the files that it names."""
 
 import importlib.util
 import json
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from run_tables import cells
 
 pytest.importorskip("matplotlib", reason="plots need the extra momentumrnn[all]")
 
@@ -17,6 +18,7 @@ SPEC = importlib.util.spec_from_file_location("picture", SCRIPT)
 picture = importlib.util.module_from_spec(SPEC)
 sys.modules["picture"] = picture  # where dataclass looks
 SPEC.loader.exec_module(picture)
+KEPT = ROOT / "docs/overview.svg"
 
 
 def words(svg):
@@ -24,20 +26,17 @@ def words(svg):
     return re.findall(r"<!-- (.*?) -->", svg)
 
 
-def bars(svg):
-    """The width of each bar, by its name."""
-    found = re.findall(r'<g id="(\S+-(?:ours|best|tf32))">\s*<path d="([^"]*)"', svg)
-    widths = {}
-    for name, path in found:
+def ends(svg, name):
+    """The least and the greatest x of each shape whose id begins so."""
+    found = {}
+    for gid, path in re.findall(rf'<g id="({name}-\S+)">\s*<path d="([^"]*)"', svg):
         places = [float(x) for x in re.findall(r"[ML] ([\d.]+) ", path)]
-        widths[name] = max(places) - min(places)
-    return widths
+        found[gid] = min(places), max(places)
+    return found
 
 
-def source():
-    """The file that the picture in docs says it is from."""
-    (name,) = re.findall(r"; (\S+\.json)\.", (ROOT / "docs/speed.svg").read_text())
-    return ROOT / "results/bench" / name
+def widths(svg):
+    return {gid: high - low for gid, (low, high) in ends(svg, "bar").items()}
 
 
 def drawn(tmp_path, result, name="some.json"):
@@ -49,52 +48,50 @@ def drawn(tmp_path, result, name="some.json"):
     return done, out.read_text() if out.exists() else ""
 
 
-def test_the_picture_is_that_of_its_file(tmp_path):
-    """Figures and bars; letters may be of other fonts."""
-    kept = (ROOT / "docs/speed.svg").read_text()
-    done, made = drawn(tmp_path, json.loads(source().read_text()), source().name)
+def test_the_kept_picture_is_that_of_its_files(tmp_path):
+    """Figures, bars and means; letters may be of other fonts."""
+    kept = KEPT.read_text()
+    (name,) = (word for line in words(kept) for word in re.findall(r"[\w-]+\.json", line))
+    source = ROOT / "results/bench" / name
+    done, made = drawn(tmp_path, json.loads(source.read_text()), source.name)
     assert done.returncode == 0, done.stderr
     assert words(made) == words(kept)
-    assert bars(made) == pytest.approx(bars(kept), rel=1e-3)
+    assert widths(made) == pytest.approx(widths(kept), rel=1e-3)
+    assert len(ends(made, "mean")) == 10
+    for gid, place in ends(made, "mean").items():
+        assert place == pytest.approx(ends(kept, "mean")[gid], abs=0.1)
 
 
-def test_bars_are_as_long_as_what_was_measured():
-    """Read from the file, not by the script; the bar of cuDNN in TF32 is the unit at each shape."""
-    result, widths = json.loads(source().read_text()), bars((ROOT / "docs/speed.svg").read_text())
-    rows = {}
-    for case in result["cases"]:
-        if case["cell"] == "lstm" and case.get("mode", "tf32") == "tf32":
-            rows[case["shape"], case["momentum"].split("(")[0]] = {
-                name: row["training_graph_ms"] for name, row in case["rows"].items()
-            }
-    shapes = {shape for shape, _ in rows}
-    assert set(widths) == {f"{shape}-{bar}" for shape in shapes for bar in ("ours", "best", "tf32")}
-    assert len(shapes) >= 5
-    text = words((ROOT / "docs/speed.svg").read_text())
-    for shape in shapes:
-        plain, unit = rows[shape, "None"], widths[f"{shape}-tf32"]
-        best = min(ms for name, ms in plain.items() if name.startswith("torch"))
-        ours = rows[shape, "HeavyBall"]["ours"]
-        assert widths[f"{shape}-ours"] / unit == pytest.approx(ours / plain["torch"], abs=1e-3)
-        assert widths[f"{shape}-best"] / unit == pytest.approx(best / plain["torch"], abs=1e-3)
-        times = f"{best / ours:.1f} to {plain['torch'] / ours:.1f} times as fast"
-        assert any(line.endswith(times) for line in text)
+def test_its_means_are_where_the_readme_has_them():
+    """Ten means on one axis: their places are a straight line of the README's numbers."""
+    rows = cells((ROOT / "README.md").read_text(), "| network | n = 128 | n = 256")
+    marks, pairs = ends(KEPT.read_text(), "mean"), []
+    for i, (_, *shown) in enumerate(rows):
+        for size, cell in zip((128, 256), shown, strict=True):
+            pairs.append((float(cell.split()[0]), marks[f"mean-{i}-{size}"][0]))
+    (low, left), (high, right) = min(pairs), max(pairs)
+    for value, place in pairs:
+        assert place == pytest.approx(left + (value - low) / (high - low) * (right - left), abs=1)
 
 
-def test_the_picture_has_the_figures_of_the_readme():
-    """Of its table of training steps: ours with HeavyBall, cuDNN."""
-    table = re.search(r"\| training step, ms.*?\n\n", (ROOT / "README.md").read_text(), re.DOTALL)[0]
-    head, _, *rows = (line.strip("| ").split(" | ") for line in table.strip().split("\n"))
-    ours, theirs = head.index("with HeavyBall"), head.index("cuDNN")
-    text = words((ROOT / "docs/speed.svg").read_text())
-    for row in rows:
-        place = text.index(row[0])
-        assert text[place - 3].startswith(f"{row[ours]} ms: ")
-        assert text[place - 1] == f"{row[theirs]} ms"
+def test_bars_begin_at_zero_and_are_as_long_as_the_ratios():
+    rows = cells((ROOT / "README.md").read_text(), "| T, B, D, H | ours, eager")
+    svg = KEPT.read_text()
+    ratios = []
+    for _, eager, torch_eager, graph, torch_graph, _ in rows:
+        ratios.append(float(graph) / float(torch_graph))
+        ratios.append(float(eager) / float(torch_eager))
+    bars = ends(svg, "bar")
+    assert len({round(low, 1) for low, _ in bars.values()}) == 1
+    # The order of the rows is another.
+    found = sorted(high - low for low, high in bars.values())
+    unit = found[-1] / max(ratios)
+    assert [width / unit for width in found] == pytest.approx(sorted(ratios), rel=0.02, abs=0.005)
 
 
 def case(shape, momentum="None", cell="lstm", **rows):
-    sizes, rows = {"T": 7, "B": 3, "D": 2, "H": 5}, {k: {"training_graph_ms": v} for k, v in rows.items()}
+    sizes = {"T": 7, "B": 3, "D": 2, "H": len(shape)}
+    rows = {name: {"training_graph_ms": ms, "training_ms": ms and 2 * ms} for name, ms in rows.items()}
     return {"shape": shape, "cell": cell, "momentum": momentum, "sizes": sizes, "status": "ok", "rows": rows}
 
 
@@ -111,20 +108,21 @@ def test_what_is_drawn(tmp_path):
         case("a", "HeavyBall(mu=0.6, step=1.0)", ours=2.5, torch=9.0),
         case("a", "Adam(mu=0.6)", ours=3.5, **rivals),
         {**case("a", ours=1.0, **rivals), "mode": "fp32"},
-        {**case("b", ours=1.0, torch=10.0), "mode": "tf32"},
-        case("c", "None", "gru", ours=1.0, **rivals),
-        {**case("d", ours=1.0, **rivals), "status": "failed"},
-        case("e", ours=None, torch=1.0),
-        case("f", ours=1.0, native=3.0),
+        {**case("bb", ours=1.0, torch=10.0), "mode": "tf32"},
+        case("ccc", "None", "gru", ours=1.0, **rivals),
+        {**case("dddd", ours=1.0, **rivals), "status": "failed"},
+        case("eeeee", ours=None, torch=1.0),
+        case("ffffff", ours=1.0, native=3.0),
     ]
+    found = picture.speeds(result(*cases))
+    # The largest gain first.
+    assert list(found) == ["T 7, B 3, D 2, H 2", "T 7, B 3, D 2, H 1"]
+    assert found["T 7, B 3, D 2, H 1"]["graph"] == picture.Bar(2.5, 8.0, 4.0)
+    assert found["T 7, B 3, D 2, H 1"]["eager"] == picture.Bar(5.0, 16.0, 8.0)
     done, svg = drawn(tmp_path, result(*cases))
     assert done.returncode == 0, done.stderr
-    # The largest gain first.
-    assert words(svg)[:8] == [
-        *("1.00 ms: 10.0 to 10.0 times as fast", "10.0 ms, TF32", "10.0 ms", "b", "T 7, B 3, H 5"),
-        *("2.50 ms: 1.6 to 3.2 times as fast", "4.00 ms, fp16", "8.00 ms"),
-    ]
-    assert len(bars(svg)) == 6
+    assert {"1.00 of 10.0 ms", "2.00 of 20.0 ms", "2.50 of 8.00 ms", "5.00 of 16.0 ms"} <= set(words(svg))
+    assert len(widths(svg)) == 4
     again, same = drawn(tmp_path, result(*cases))
     assert (again.returncode, same) == (0, svg)
 

@@ -1,4 +1,4 @@
-"""Means, intervals and verdicts. Knows no runs and no files."""
+"""Means, intervals, tests and verdicts. Knows no runs and no files."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -51,6 +51,85 @@ def against_seeds(values: Mapping[int, float], others: Mapping[int, float]) -> I
     first, second = list(values.values()), list(others.values())
     own, theirs = _variance(first), _variance(second)
     return _around(mean(first) - mean(second), own if theirs else None, theirs)
+
+
+def between_published(first: Published, second: Published) -> Interval:
+    """The first published mean minus the second, with Welch's interval. Both need a standard deviation.
+
+    >>> found = between_published(Published(0.0438, 0.0017), Published(0.0375, 0.0033))
+    >>> round(found.value, 4), round(found.low, 4), round(found.high, 4)
+    (0.0063, 0.0022, 0.0104)
+    """
+    if first.std is None or second.std is None:
+        raise ValueError(f"expected two published standard deviations, got {first.std} and {second.std}")
+    parts = [(p.std**2 / p.seeds, p.seeds - 1) for p in (first, second) if p.std is not None]
+    return _around(first.value - second.value, parts[0], parts[1])
+
+
+def geometric_ratio(values: Mapping[int, float], others: Mapping[int, float]) -> Interval:
+    """The geometric mean of `values` divided by that of `others`, by seed. All must be positive.
+
+    >>> geometric_ratio({0: 2.0, 1: 8.0}, {0: 1.0, 1: 4.0})
+    Interval(value=2.0, low=2.0, high=2.0)
+    """
+    smallest = min([*values.values(), *others.values()])
+    if smallest <= 0:
+        raise ValueError(f"geometric means need positive values, got {smallest}")
+    logs = [{seed: math.log2(value) for seed, value in side.items()} for side in (values, others)]
+    found = against_seeds(*logs)
+    ends = (None if end is None else 2.0**end for end in (found.low, found.high))
+    return Interval(2.0**found.value, *ends)
+
+
+def proportion(count: int, total: int) -> Interval:
+    """A proportion with its exact interval (Clopper and Pearson).
+
+    >>> found = proportion(5, 10)
+    >>> found.value, round(found.low, 3), round(found.high, 3)
+    (0.5, 0.187, 0.813)
+    """
+    from scipy.stats import binomtest
+
+    if not 0 <= count <= total or total < 1:
+        raise ValueError(f"count should be between 0 and total, and total at least 1, got {count} of {total}")
+    found = binomtest(count, total).proportion_ci(LEVEL, method="exact")
+    return Interval(count / total, float(found.low), float(found.high))
+
+
+def same_proportion(count: int, total: int, other_count: int, other_total: int) -> float:
+    """The two-sided p value of Fisher's exact test: do both counts come from the same proportion?
+
+    >>> round(same_proportion(5, 10, 0, 5), 3)
+    0.101
+    """
+    from scipy.stats import fisher_exact
+
+    for part, whole in ((count, total), (other_count, other_total)):
+        if not 0 <= part <= whole:
+            raise ValueError(f"a count should be between 0 and its total, got {part} of {whole}")
+    table = [[count, total - count], [other_count, other_total - other_count]]
+    return float(fisher_exact(table).pvalue)
+
+
+def detectable(deviation: float, seeds: int, power: float = 0.8) -> float:
+    """The difference that a paired test on so many seeds finds with this probability.
+
+    deviation: the standard deviation of the differences, seed by seed; the test is two-sided, at 5 %.
+
+    >>> round(detectable(1.0, 5), 2)
+    1.68
+    """
+    from scipy.optimize import brentq
+    from scipy.stats import nct, t
+
+    if seeds < 2 or not 0.5 <= power <= 0.99:
+        raise ValueError(f"expected at least 2 seeds and a power in [0.5, 0.99], got {seeds} and {power}")
+    border = float(t.ppf((1 + LEVEL) / 2, seeds - 1))
+
+    def missing(noncentrality: float) -> float:
+        return float(nct.sf(border, seeds - 1, noncentrality)) - power
+
+    return deviation * float(brentq(missing, 0.0, 4 * border)) / math.sqrt(seeds)
 
 
 def verdict(values: Sequence[float], paper: Published) -> str:
