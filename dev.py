@@ -4,6 +4,7 @@ usage: python3 dev.py setup                   make .venv, once, with all that th
        python3 dev.py demo [arguments...]     momentumrnn reproduce demo
        python3 dev.py lint                    ruff check, ruff format --check, mypy
        python3 dev.py test [pytest args...]   lint, then pytest in two processes
+       python3 dev.py docs [mkdocs args...]   build the documentation; then open site/index.html
 
 MOMENTUMRNN_NO_UV=1 installs with pip alone.
 """
@@ -51,7 +52,7 @@ def setup() -> bool:
         return True
     if not run("-m", "venv", "--clear", ".venv", python=sys.executable):
         return False
-    install = ["pip", "install", "-q", "-e", ".[all,track,dev]", "-c", "constraints.txt"]
+    install = ["pip", "install", "-q", "-e", ".[all,track,dev,docs]", "-c", "constraints.txt"]
     attempts = [install]
     no_uv = os.environ.get("MOMENTUMRNN_NO_UV")
     if not no_uv and run("-m", "pip", "install", "-q", "uv", "-c", "constraints.txt"):
@@ -73,7 +74,9 @@ def main(command: str = "", *args: str) -> int:
     lint = [["-m", "ruff", "check", "."], ["-m", "ruff", "format", "--check", "."], ["-m", "mypy"]]
     test = ["-m", "pytest", "-n", "2", *args]  # pytest heeds the last -n, so the user's wins
     demo = ["-m", "momentumrnn", "reproduce", "demo", *args]
-    commands = {"setup": [], "demo": [demo], "lint": lint, "test": [*lint, test]}
+    docs = ["-m", "mkdocs", "build", *args]
+    commands = {"setup": [], "demo": [demo], "lint": lint, "test": [*lint, test], "docs": [docs]}
+    os.environ.setdefault("NO_MKDOCS_2_WARNING", "1")  # the theme's notice of its successor
     if command in ("-h", "--help"):
         print(__doc__)
         return 0
