@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .precision import cast_in_range, in_moments_dtype, moments_dtype
-from .value_checks import check_integer, check_number, convert_numpy_fields, describe
+from .value_checks import check_integer, check_number, convert_numpy_fields, describe, fields_equal
 
 
 class MomentumState(NamedTuple):
@@ -89,6 +89,8 @@ class Momentum(ABC):
         if overridden:
             names = ", ".join(sorted(overridden))
             raise TypeError(f"{cls.__name__}: a momentum writes decay, got its own {names}")
+        if "__eq__" not in vars(cls):
+            setattr(cls, "__eq__", fields_equal)  # noqa: B010  (dataclass then writes none)
 
     def __post_init__(self) -> None:
         convert_numpy_fields(self, ("mu", "step", "beta", "eps", "eps_in_sqrt", "every"))
@@ -217,8 +219,8 @@ def tensor_fields(momentum: Momentum | None) -> dict[str, Tensor]:
     ['mu']
     """
     fields = getattr(momentum, "__dataclass_fields__", {})
-    values = {name: getattr(momentum, name) for name in MAYBE_TENSORS if name in fields}
-    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+    values = ((name, getattr(momentum, name)) for name in MAYBE_TENSORS if name in fields)
+    return {name: value for name, value in values if isinstance(value, Tensor)}
 
 
 def one_line_repr(momentum: Momentum | None) -> str:

@@ -5,6 +5,7 @@ This module imports no other module of ours, so that every one of them can use i
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
 from math import inf
 from numbers import Real
 from typing import Any
@@ -78,3 +79,18 @@ def check_choice(
     if not any(value is choice or (isinstance(choice, str) and value == choice) for choice in choices):
         kind = wrong_string if isinstance(value, str) else TypeError
         raise kind(f"{name} should be one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+def fields_equal(first: Any, second: object) -> Any:
+    """The `__eq__` of a dataclass whose fields may be tensors: all entries of equal tensors are equal."""
+    if type(first) is not type(second) or not is_dataclass(first):
+        return NotImplemented
+    names = [field.name for field in fields(first) if field.compare]
+    return all(_equal(getattr(first, name), getattr(second, name)) for name in names)
+
+
+def _equal(first: Any, second: Any) -> bool:
+    if isinstance(first, Tensor) and isinstance(second, Tensor) and first.shape != second.shape:
+        return False
+    equal = first is second or first == second
+    return bool(equal.all()) if isinstance(equal, Tensor) else bool(equal)

@@ -767,3 +767,21 @@ def test_on_a_gpu(kind, cell, backend, entries):
         assert difference(got.cpu(), want) <= (
             5e-2 if cell == "gru" and got.numel() == 1 else TOLERANCE["TF32"]
         )
+
+
+def test_equal_momenta():
+    """All entries of equal tensors are equal; Python 3.13 alone would refuse to compare them."""
+    mu = torch.full((4,), 0.6)
+    assert mr.HeavyBall(mu=mu) == mr.HeavyBall(mu=mu) == mr.HeavyBall(mu=mu.clone())
+    assert mr.HeavyBall(mu=mu) != mr.HeavyBall(mu=mu + 0.1)
+    assert mr.HeavyBall(mu=mu) != mr.HeavyBall(mu=mu[:1])
+    assert mr.HeavyBall(mu=mu) != mr.HeavyBall(mu=0.6, step=0.5)
+    assert mr.HeavyBall(mu=0.6) == mr.HeavyBall(mu=0.6) != mr.HeavyBall(mu=0.5)
+    assert hash(mr.HeavyBall(mu=0.6)) == hash(mr.HeavyBall(mu=0.6))
+    assert mr.Nesterov(step=0.6) != mr.RMSProp(step=0.6)
+
+    class Plain(mr.Momentum):
+        def decay(self, k):
+            return 0.5
+
+    assert (plain := Plain()) == plain != Plain()
