@@ -46,9 +46,9 @@ DEVICE = "cuda if there is a GPU, else cpu"
 class Run:
     """Train a network. Each seed has a run folder. The same command again continues, or says it is done.
 
-    Give --task or --recipe. An option that you leave out has the recipe's value. With --task it has the
-    default below, which is the paper's for the task. Write tasks, cells and momenta as in Python, such
-    as "Adding(length=750)" or "HeavyBall(mu=0.9, step=2.0)".
+    Give --task or --recipe. With --recipe, an option that you leave out has the recipe's value. With --task,
+    it has the default below, which is the paper's for the task. Write tasks, cells and momenta as in Python,
+    such as "Adding(length=750)" or "HeavyBall(mu=0.9, step=2.0)".
     """
 
     task: Annotated[str, arg(help_behavior_hint="(this or --recipe is required)")] = ""

@@ -444,7 +444,7 @@ def test_entries_of_the_demo():
     assert [each.name for each in found][:2] == ["demo/LSTM", "demo/MomentumLSTM"]
     assert len(found) == len({each.config.id for each in found}) == len(NETWORKS)
     assert exhibits("demo") == []
-    assert [each.name for each in entries("demo", ["Adam"])] == ["demo/AdamLSTM"]
+    assert [each.name for each in entries("demo", ["Adam"])] == ["demo/AdamLSTM", "demo/AdamLSTM/same-rms"]
 
 
 def test_entries_of_some_rows():

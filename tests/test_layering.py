@@ -117,7 +117,8 @@ EXPERIMENTS = {
         experiments.report.numbers experiments.report.result_tables experiments.report.tables""",
     "experiments.report.curves": """experiments.demo experiments.exhibits experiments.paper
         experiments.report.demo_tables experiments.report.gather experiments.report.result_tables""",
-    "experiments.report.bars": "experiments.exhibits experiments.report.cost_tables",
+    "experiments.report.bars": """experiments.exhibits experiments.report.cost_tables
+        experiments.report.tables""",
     "experiments.report.speed": """experiments.report.bars experiments.report.gather
         experiments.report.tables""",
     "experiments.report.drawings": "experiments.tasks",

@@ -17,8 +17,7 @@ from ..experiments.data import DataError
 from ..experiments.exhibits import Exhibit
 from ..experiments.folders import LockedError, RunError
 from ..experiments.plan import Entry, Item, entries, exhibits, plan
-from ..experiments.report import ReportError, check, lacking, report
-from ..experiments.report import tables as made
+from ..experiments.report import ReportError, check, demo_tables, lacking, report, result_tables
 from ..experiments.report.gather import gather
 from ..experiments.trainer import Interrupted, choose, train
 from ..provenance import device_name
@@ -31,8 +30,7 @@ def run(options: Any, args: Sequence[str]) -> int:
     """Carry out the command; returns its exit code."""
     demo = options.what == "demo"
     try:
-        default = "0-2" if demo else "0-4"
-        chosen = seeds(default if options.seeds is None else options.seeds)
+        chosen = seeds(options.seeds if options.seeds is not None else "0-2" if demo else "0-4")
         for name in ("epochs", "log_every", "threads"):
             value = getattr(options, name)
             if value is not None and value < 1:
@@ -45,9 +43,9 @@ def run(options: Any, args: Sequence[str]) -> int:
     if len(shown) == 1 and shown[0].later:
         return refuse(f"reproduce: {shown[0].name} can't be run: {shown[0].later}", 1)
     try:
-        # The demo is small: a CPU gives everybody the same.
+        # The demo is small, and a CPU gives everybody the same numbers.
         device = choose(options.device or ("cpu" if demo else None))
-        # What can't be is said before hours of training, not after.
+        # Refuse now what would fail after hours of training.
         files = benchmarks(options.bench)
         absent = _absent(wanted, options.data)
         if not options.plan:
@@ -71,22 +69,8 @@ def run(options: Any, args: Sequence[str]) -> int:
     failed = [f"{len(absent)} rows lack data"] if absent else []
     wanted = [each for each in wanted if each.name not in absent]
     try:
-        queue, busy = list(enumerate(wanted, 1)), set[str]()
-        for i, each in queue:
-            title = f"{i}/{len(wanted)} {each.name}"
-            try:
-                failed += _train(console, title, each, chosen, options, device.type, args)
-            except LockedError:
-                _say(console, f"{title}: another process trains it")
-                # When all others are done, it may be, too.
-                queue += [(i, each)] * (each.name not in busy)
-                busy.add(each.name)
-                continue
-            except RunError as error:
-                # One row that can't go on is no reason to leave the others.
-                _say(console, f"{title}: {error}")
-                failed.append(f"{each.name} failed")
-            busy.discard(each.name)
+        problems, busy = _train_all(console, wanted, chosen, options, device.type, args)
+        failed += problems
         if measured:
             failed += _measure(console, options.root, device.type, args)
     except (Interrupted, KeyboardInterrupt) as stopped:
@@ -116,6 +100,34 @@ def _absent(wanted: list[Entry], data: Path | None) -> dict[str, str]:
                 why[type(task)] = str(error)
     found = {each.name: why[type(each.config.task)] for each in wanted}
     return {name: text for name, text in found.items() if text}
+
+
+def _train_all(
+    console: Console,
+    wanted: Sequence[Entry],
+    chosen: list[int],
+    options: Any,
+    device: str,
+    args: Sequence[str],
+) -> tuple[list[str], set[str]]:
+    """Train the rows one after another. Returns what failed, in words, and the rows of another process."""
+    queue, failed, busy = list(enumerate(wanted, 1)), list[str](), set[str]()
+    for i, each in queue:
+        title = f"{i}/{len(wanted)} {each.name}"
+        try:
+            failed += _train(console, title, each, chosen, options, device, args)
+        except LockedError:
+            _say(console, f"{title}: another process trains it")
+            # It comes again at the end: the other process may be done then.
+            queue += [(i, each)] * (each.name not in busy)
+            busy.add(each.name)
+            continue
+        except RunError as error:
+            # One row that can't go on is no reason to leave the others.
+            _say(console, f"{title}: {error}")
+            failed.append(f"{each.name} failed")
+        busy.discard(each.name)
+    return failed, busy
 
 
 def _train(
@@ -197,6 +209,8 @@ def _plan(
         path = place(options.root, device_name(device.type))
         takes = {"cuda": "three minutes", "cpu": "some minutes, on a CPU without memory"}[device.type]
         _say(console, f"and the costs of a sample, {takes}: {path}{' is there' * path.exists()}")
+    if device.type == "cpu" and (todo or idle):
+        _say(console, "These times may be several times too high or too low: tiny gradients slow a CPU down.")
     return 0
 
 
@@ -214,11 +228,11 @@ def _left(item: Item) -> str:
 
 
 def _results(console: Console, shown: Sequence[Exhibit], demo: bool, root: Path) -> None:
-    """The tables that were asked for, as the report has them."""
+    """Print the table that was asked for, as in the report; after the demo's its lesson."""
     runs = gather([root])
-    found = [made.demo(runs)] if demo else []
+    found = [demo_tables.demo(runs)] if demo else []
     if len(shown) == 1 and shown[0].kind in ("results", "curves"):
-        found = [made.results(shown[0], runs)]
+        found = [result_tables.results(shown[0], runs)]
     for content in found:
         if not content.rows:
             continue
@@ -229,7 +243,7 @@ def _results(console: Console, shown: Sequence[Exhibit], demo: bool, root: Path)
             table.add_row(*map(escape, row.cells), style="dim" if row.kind == "absent" else "")
         console.print(table)
         _say(console, content.note)
-    for line in made.lessons(runs) if demo else ():
+    for line in filter(None, (demo_tables.lesson(runs), *demo_tables.notes())) if demo else ():
         console.print(escape(line), highlight=False)
 
 

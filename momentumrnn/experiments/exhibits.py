@@ -15,10 +15,10 @@ from .config import Config
 from .paper import RECIPES, Published, Recipe
 
 LATER = {
-    "speech": "speech (TIMIT) is no task of this version",
-    "text": "text (Penn Treebank) is no task of this version",
-    "norms": "norms of gradients over time are not recorded by this version",
-    "grid": "no grid of mu and step is run by this version",
+    "speech": "this version has no speech task (TIMIT)",
+    "text": "this version has no text task (Penn Treebank)",
+    "norms": "this version does not record the norms of gradients over time",
+    "grid": "this version does not run a grid of mu and step",
 }
 
 
@@ -214,10 +214,11 @@ _TIMIT_1 = [(model, size) for model in _MODELS[:2] for size in (84, 120, 158)]
 _TIMIT_1 += [(model, 158) for model in _MODELS[2:]]
 _ORTHOGONAL = ("DTRIV", "MomentumDTRIV")
 RELEASED = (
-    "The published SRLSTM is another cell than the paper's equations: SRLSTM-released here. LSTM rows are "
-    "quoted from other works. The released code selects the best epoch on the test set and trains on all "
-    "60 000 images, on PMNIST with another permutation for each seed: that is as released. Our own default, "
-    "on other terms, holds 5000 images out, selects by them, and has one permutation."
+    "The published number of SRLSTM is of another cell than the paper's equations describe. That cell is "
+    "SRLSTM-released here. The paper quotes its LSTM rows from other works. As released: all 60 000 images "
+    "are trained on, the test set selects the best epoch, and on PMNIST each seed has its own permutation. "
+    "Default, so on other terms: 5000 images are held out and select the epoch, and all seeds have one "
+    "permutation."
 )
 EXHIBITS = {
     each.name: each
@@ -240,7 +241,7 @@ EXHIBITS = {
             _printed(_TEXT, "merity2018"),
             metric=_PPL,
             later=LATER["text"],
-            note="AdamLSTM and RMSPropLSTM are in the text of section 3.5.",
+            note="The numbers of AdamLSTM and RMSPropLSTM are from the text of section 3.5.",
         ),
         Exhibit("table4", "Orthogonal networks on permuted MNIST", "results", _results("table4"), (), _BEST),
         Exhibit(
@@ -286,7 +287,7 @@ EXHIBITS = {
             "cost",
             _costs(_TIMES, "training", "evaluation"),
             metric="milliseconds a sample",
-            note="The paper prints microseconds; the wall clocks of its own released runs show milliseconds.",
+            note="The paper prints microseconds. The clocks of its own released runs show milliseconds.",
         ),
         Exhibit(
             "table15",
@@ -301,9 +302,8 @@ EXHIBITS = {
             "cost",
             _costs({model: (value,) for model, value in _MINUTES.items()}, "minutes", runs=True),
             metric="minutes",
-            note="Ours: the epochs that the runs of table 1 needed, times the time of an epoch of one seed "
-            "by itself, training and evaluation, from table 14. As run: the clock of those runs themselves, "
-            "in which all seeds are trained together.",
+            note="Ours: the epochs that the runs of table 1 needed, times the time of one epoch of one seed, "
+            "with evaluation, from table 14. As run: the clock of the runs, which train all seeds together.",
         ),
         Exhibit("figure1", "The cells", "drawing"),
         Exhibit("figure2", "Norms of gradients over time", "place", later=LATER["norms"]),
@@ -321,8 +321,8 @@ EXHIBITS = {
                 *_curves("Copying, L = 2000", _MODELS, "Copying2K/190", "train"),
                 *_curves("Adding, T = 750", _MODELS, "Adding/128", "train"),
             ),
-            note="The paper's LSTM and MomentumLSTM end on adding at 0.162, where always answering 1 has "
-            "0.1667: neither learns it in the paper.",
+            note="On adding, the paper's LSTM and MomentumLSTM end at 0.162. A network that always answers 1 "
+            "has 0.1667. So neither learns the task in the paper.",
         ),
         Exhibit(
             "figure5",

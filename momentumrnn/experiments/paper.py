@@ -274,11 +274,9 @@ _LOSSES = {
     "RMSPropLSTM/MNIST/128": Published(0.0402, 0.0017),
     "SRLSTM-released/MNIST/128/as-released": Published(0.0522),
 }
-_QUOTED = (
-    "quoted from works with other training; of the authors' own runs only curves of the loss are released"
-)
-_STEPS = "what the paper calls epochs is taken as steps"
-_EXPRNN = f"symbols, alphabet and alpha are unstated, here those of expRNN, which the paper follows; {_STEPS}"
+_QUOTED = "quoted from works with other training; the authors released only loss curves of their own runs"
+_STEPS = "the paper's epochs are taken as steps"
+_EXPRNN = f"the paper does not state symbols, alphabet and alpha, so they are those of expRNN; {_STEPS}"
 # By task, by model and task, or by all; those that fit are joined.
 _NOTES = {
     "Copying1K": _EXPRNN,
@@ -286,11 +284,11 @@ _NOTES = {
     "Adding": _STEPS,
     "LSTM/MNIST": _QUOTED,
     "LSTM/PMNIST": _QUOTED,
-    "LSTM/PMNIST/256": "four seeds are released",
+    "LSTM/PMNIST/256": "the authors released four seeds",
     "SRLSTM/MNIST": "the paper's equations; the published number is of SRLSTM-released, another cell",
     "SRLSTM/PMNIST": "the paper's equations; the published number is of SRLSTM-released, another cell",
-    "SRLSTM-released/MNIST": "what the released code ran as SRLSTM, not the paper's equations",
-    "SRLSTM-released/PMNIST": "what the released code ran as SRLSTM, not the paper's equations",
+    "SRLSTM-released/MNIST": "the cell that the released code ran as SRLSTM, not the paper's equations",
+    "SRLSTM-released/PMNIST": "the cell that the released code ran as SRLSTM, not the paper's equations",
     "AdamLSTM/MNIST/128": "the released runs had beta = 0.8",
     "SRLSTM-released/MNIST/128": "the released run, one seed, had F = 8",
     "MomentumLSTM/MNIST/256/same-step": "published in figure 7, at mu = 0; number from the released notebook",

@@ -63,8 +63,8 @@ def entries(
             raise ValueError(f"--also: expected some of {', '.join(ALSO)}, got {name!r}{nearest(name, ALSO)}")
     if what == "demo":
         if also:
-            raise ValueError(f"--also: expected nothing, for the demo has a control, got {list(also)}")
-        named = {f"demo/{each.name.replace(' ', '-')}": entry(each) for each in NETWORKS}
+            raise ValueError(f"--also: expected nothing, since the demo has its controls, got {list(also)}")
+        named = {f"demo/{each.row}": entry(each) for each in NETWORKS}
     else:
         bases = [name for each in exhibits(what) for name in each.recipes]
         named = {name: recipe(name).config for base in bases for name in _varied(base, also)}
@@ -130,7 +130,9 @@ def plan(
         left = {s: max(0, config.epochs - lengths[s]) for s in seeds if s not in {*done, *frozen}}
         seconds = 0.0
         if left:
-            # What a step computes is the same but for numbers: so is the time that it takes.
+            # Rows with the same key do the same operations at the same sizes, so one of them is timed. On a
+            # CPU their times may still differ: gradients with denormal numbers make a step several times
+            # slower, and an LSTM over many steps has them in some steps of training and not in others.
             key = (
                 repr(config.task),
                 repr(config.cell),

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import __version__
+from ...installation import install_command
 from ..exhibits import EXHIBITS, GRID_MU, GRID_STEP, GRIDS
 from ..folders import write_whole
 from . import drawings, figures
@@ -30,7 +32,7 @@ def report(roots: Sequence[Path], out: Path, bench: Sequence[Path] = ()) -> Path
     """Make the report of these run folders in the folder `out`; returns its page.
 
     roots: folders of run folders, and of what `momentumrnn reproduce table14` measured; bench: files of
-    `momentumrnn bench --json`.
+    `momentumrnn bench --json`, by default those in the roots that are named bench-*.json.
     """
     if lacking():
         raise ReportError(lacking())
@@ -41,35 +43,48 @@ def report(roots: Sequence[Path], out: Path, bench: Sequence[Path] = ()) -> Path
             )
     check(out)
     roots = list({root.resolve(): root for root in roots}.values())
-    found = content(gather(roots), _costs(roots), bench)
+    bench = bench or [path for root in roots for path in root.rglob(BENCH)]
+    found = content(gather(roots), _costs(roots), bench, _speed_page(out))
     files = _files(found)
     beside = {s.name: sorted(n for n in files if _of(n) == s.name) for s in found.sections}
     drawings = {_of(n): files[n] for n in files if n in _DRAWN}
     pictures = sorted(Path(name).name for name in files if name.startswith("figures/"))
-    # First what tells that a folder is a report's, and the page last.
+    # results.md is first, because it says that the folder is a report's. The page is last.
     files = {"results.md": _bytes(results(found, pictures)), **files}
     files["report.html"] = _bytes(page(found, drawings, beside, __version__))
     _write(out, files)
     return out / "report.html"
 
 
+BENCH = "bench-*.json"
 _OURS = re.compile(rf"({'|'.join(EXHIBITS)}|demo|speed|others|runs)(-\d+|-losses)?\.(svg|pdf|csv|tex)")
 _DRAWN = ("figures/figure1.svg", "figures/figure7.svg", "figures/figure8.svg")
+_PACKAGE = Path(__file__).resolve().parents[2]
+
+
+def _speed_page(out: Path) -> str:
+    """The way from the page to docs/speed.md, if both are in one clone of the repository; else "".
+
+    A page elsewhere has no link: its way to the clone would hold for this machine alone.
+    """
+    clone = _PACKAGE.parent
+    there = (clone / "docs" / "speed.md").is_file() and out.resolve().is_relative_to(clone)
+    return Path(os.path.relpath(clone / "docs" / "speed.md", out.resolve())).as_posix() if there else ""
 
 
 def _bytes(text: str) -> bytes:
-    # Names of files may be in no encoding.
+    # Names of files may have bytes that are no text.
     return text.encode(errors="replace")
 
 
 def lacking() -> str:
-    """What should be installed for a report, in words; "" if all is there."""
+    """The packages that must be installed for a report, in words. "" if all are there."""
     missing = [name for name in NEEDED if find_spec(name) is None]
-    return f"{' and '.join(missing)} should be installed: pip install 'momentumrnn[all]'" if missing else ""
+    return f"{' and '.join(missing)} should be installed: {install_command('all')}" if missing else ""
 
 
 def check(out: Path) -> None:
-    """Refuse a place that is not a report's: nothing there is to be lost."""
+    """Refuse a folder with something in it that is no report, so that nothing there is lost."""
     try:
         there = [path.name for path in out.iterdir() if not path.name.startswith(".")]
         mine = not there or MADE in (out / "results.md").read_text("utf-8")
@@ -89,7 +104,7 @@ def _of(name: str) -> str:
 
 
 def _costs(roots: Sequence[Path]) -> list[Mapping[str, Any]]:
-    """What was measured for tables 14 to 16, one for each device, the newest."""
+    """The measurements for tables 14 to 16: the newest file of each device."""
     newest: dict[str, Mapping[str, Any]] = {}
     for path in sorted(path for root in roots for path in root.rglob("cost-*.json")):
         try:
@@ -114,7 +129,7 @@ def _costs(roots: Sequence[Path]) -> list[Mapping[str, Any]]:
 
 
 def _files(found: Content) -> dict[str, bytes]:
-    """The content of every picture and table, by its name."""
+    """The content of every picture and table, by the name of its file."""
     files: dict[str, bytes] = {}
     for section in found.sections:
         drawn = _figure(section)
@@ -141,7 +156,7 @@ def _figure(section: Section) -> dict[str, Any]:
 
 
 def _write(out: Path, files: Mapping[str, bytes]) -> None:
-    """Each file whole or not at all, the page last; what an older report left of ours is taken away."""
+    """Write each file whole or not at all, the page last. Files that an older report left are deleted."""
     for folder in ("figures", "tables"):
         for path in sorted((out / folder).glob("*.*")):
             if _OURS.fullmatch(path.name) and path.is_file() and f"{folder}/{path.name}" not in files:

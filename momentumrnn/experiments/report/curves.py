@@ -9,36 +9,34 @@ from typing import Any
 from ..demo import TASK
 from ..exhibits import Exhibit
 from ..paper import CONTROLS, recipe, variants
+from .demo_tables import demo_runs
 from .gather import Runs, Seed
-from .tables import demo_runs, lines
+from .result_tables import control_name, lines
 
 MOST = 400
-"""Points of a line; where there are more, some are left out."""
-# Close to the paper's colours and to Okabe and Ito's, which the colour-blind can tell apart; dark enough for
-# lines on white.
+"""Points of a line. Where there are more, some are left out."""
+INK = "#000000"
+"""The colour of text. A page in dark mode draws such a line in its own colour of text."""
+# The colour says which network, or whose control. Four are from Okabe and Ito, and all six can be told apart
+# by the colour-blind, on white and on black.
 COLOURS = {
-    "LSTM": "#d55e00",
+    "LSTM": INK,
     "Momentum": "#0072b2",
     "Adam": "#009e73",
-    "RMSProp": "#bf8000",
-    "SR": "#3a9bd9",
-    "released": "#cc79a7",
-    "same-step": "#999999",
-    "same-gain": "#666666",
-    "same-input-gain": "#7a8b00",
-    "same-forget-bias": "#8458b3",
-    "same-rms": "#4f8a8b",
-    "same-input-rms": "#a0522d",
+    "RMSProp": "#d55e00",
+    "SR": "#cc79a7",
+    "released": "#8a3ffc",
 }
+RELEASED = "14px 4px"
+# The dash says which control. No network has two controls with the same one.
 DASHES = {
-    "Momentum": "dot",
-    "Adam": "dashdot",
-    "RMSProp": "4px 2px 1px 2px",
-    "SR": "10px 4px",
-    "released": "12px 3px 2px 3px",
+    "same-gain": "dash",
+    "same-rms": "dash",
+    "same-step": "dot",
+    "same-input-gain": "dashdot",
+    "same-input-rms": "dashdot",
+    "same-forget-bias": "12px 3px 2px 3px 2px 3px",
 }
-"""Of controls: the colour says which one, the dash of which network."""
-
 
 Values = Callable[[Seed], Mapping[int, float]]
 """What is drawn of a seed, by step."""
@@ -46,7 +44,7 @@ Values = Callable[[Seed], Mapping[int, float]]
 
 @dataclass(frozen=True)
 class Series:
-    """A line: the median over seeds, so that one that fails moves it little, with the least and the most."""
+    """A line: the median over seeds, with the lowest and the highest. One seed that fails moves it little."""
 
     name: str
     colour: str
@@ -58,18 +56,23 @@ class Series:
     low: tuple[float, ...]
     high: tuple[float, ...]
     cut: str = ""
-    """What stops before the end, in words."""
+    """The seeds that stop before the end, in words."""
     control: bool = False
+    label: str = ""
+    """A shorter name, for the end of the line."""
 
     @property
     def late(self) -> float:
-        """Where it is in its second half, most of the time."""
+        """The median of its second half."""
         return median(self.middle[len(self.middle) // 2 :])
 
 
 @dataclass(frozen=True)
 class Plot:
-    """Some lines over the same axes; absent: the names of what was not run; later: why it can't be."""
+    """Lines over the same axes.
+
+    absent: the names of the networks that were not run; later: why they can't be run yet.
+    """
 
     name: str
     title: str
@@ -79,21 +82,21 @@ class Plot:
     later: str = ""
     log: bool = True
     level: float | None = None
-    """A value to beat, such as that of a network without memory."""
+    """The value of a network without memory."""
     controls: bool = True
-    """Whether controls are shown at first, and in still pictures."""
+    """Whether controls are shown when the page opens, and in still pictures."""
 
     @property
     def shown(self) -> tuple[Series, ...]:
-        """The lines that are shown at first."""
+        """The lines that are shown when the page opens."""
         return tuple(each for each in self.series if self.controls or not each.control)
 
     @property
     def window(self) -> tuple[float, float] | None:
-        """Of a linear axis, from where to where: without the first steps, in which all lines rise alike."""
+        """The range of a linear axis. It leaves out the first steps, in which all lines rise alike."""
         high = max((value for each in self.series for value in each.high), default=0.0)
-        # But with most of the second half of every line that comes near the highest; where it falls for a
-        # while it leaves the picture.
+        # Every line that comes near the highest is in it for most of its second half. A line that falls for
+        # a while leaves the picture, so that it does not flatten the others.
         near = [each for each in self.series if each.late > high / 2]
         values = sorted(value for each in near for value in each.middle)
         if self.log or len(values) < 50:
@@ -103,24 +106,24 @@ class Plot:
 
     @property
     def below(self) -> str:
-        """The names of lines that the window leaves out, because they never come near the others."""
+        """The names of the lines below the window: they never come near the others."""
         low = self.window[0] if self.window else -math.inf
         return ", ".join(each.name for each in self.series if each.late < low)
 
     @property
     def alt(self) -> str:
-        """In words, for whoever can't see it."""
+        """The plot in words, for readers who can't see it."""
         if not self.series:
             return f"{self.title}, {self.quantity}: {self.later or 'not run'}."
         ends = [
-            f"{each.name} {each.middle[-1]:.4g} after {each.steps[-1]} steps ({len(each.seeds)} seeds)"
+            f"{each.name} {each.middle[-1]:.4g} after {each.steps[-1]} steps (seeds: {len(each.seeds)})"
             for each in self.series
         ]
-        return f"{self.title}, {self.quantity} against training steps. At the end: {'; '.join(ends)}."
+        return f"{self.title}: {self.quantity} by training steps. Last values: {'; '.join(ends)}."
 
 
 def plots(exhibit: Exhibit, runs: Runs) -> list[Plot]:
-    """The plots of a figure, or those that belong to the runs of a table of results."""
+    """The plots of a figure, or those of the runs of a table of results."""
     if exhibit.kind == "results":
         return _of_table(exhibit, runs)
     found = []
@@ -131,7 +134,7 @@ def plots(exhibit: Exhibit, runs: Runs) -> list[Plot]:
         task: Any = recipe(panel.recipes[0]).config.task if panel.recipes else None
         level = getattr(task, "baseline", None)
         name = f"{exhibit.name}-{i}"
-        # The paper's figure has none.
+        # The paper's figures have no controls.
         found.append(
             Plot(name, panel.title, quantity, series, absent, panel.later, level=level, controls=False)
         )
@@ -139,14 +142,14 @@ def plots(exhibit: Exhibit, runs: Runs) -> list[Plot]:
 
 
 def demo(runs: Runs) -> Plot:
-    """The demo's losses."""
+    """The validation losses of the demo. A network and its control have one colour."""
     found = []
     for network, seeds in demo_runs(runs):
-        colour = COLOURS["same-gain" if network.control else _family(network.name)]
-        dash = DASHES["Momentum"] if network.control else "solid"
+        colour = COLOURS[_family(network.control_of or network.name)]
+        dash = "dash" if network.control_of else "solid"
         line = drawn(network.name, seeds, _loss("validation"), colour, dash, 0)
         if line is not None:
-            found.append(replace(line, control=network.control))
+            found.append(replace(line, control=bool(network.control_of)))
     title = f"Adding two marked numbers among {TASK.length}"
     return Plot("demo", title, "validation loss", tuple(found), level=TASK.baseline)
 
@@ -175,21 +178,24 @@ def _with_variants(names: Sequence[str]) -> list[str]:
 
 
 def _series(names: Sequence[str], runs: Runs, values: Values, omit: str = "") -> tuple[Series, ...]:
-    """The lines of recipes, each run once; omit: a variant that all are of, and that no name says."""
+    """The lines of recipes, each run once. omit: a variant of all of them, which no name repeats."""
     found: dict[str, Series] = {}
     for name in names:
         row, model = recipe(name), name.split("/")[1]
         keys = [key for key in name.split("/")[4:] if key != omit]
-        control = [key for key in keys if key in CONTROLS]
-        colour, dash = COLOURS[_family(model)], "dash" if keys else "solid"
+        control = next((key for key in keys if key in CONTROLS), "")
+        colour, released = COLOURS[_family(model)], "as-released" in keys
+        label, shown, dash = model, model, RELEASED if released else "solid"
         if control:
-            colour, dash = COLOURS[control[0]], DASHES[_family(model)]
-            if "as-released" in keys:
-                colour = _darker(colour)
-        line = drawn(", ".join([model, *keys]), runs.of(row.config), values, colour, dash, row.config.epochs)
-        # A control is drawn beside what it is a control of.
+            label, dash = control_name(row), DASHES[control]
+            shown = f"{label} (control of {model})"
+            colour = _darker(colour) if released else colour
+        ends = ", as released" * released
+        line = drawn(f"{shown}{ends}", runs.of(row.config), values, colour, dash, row.config.epochs)
+        # A control is drawn beside its network only.
         if line is not None and (not control or runs.of(recipe(name.rpartition("/")[0]).config)):
-            found.setdefault(row.config.id, replace(line, control=bool(control)))
+            line = replace(line, control=bool(control), label=f"{label}{ends}")
+            found.setdefault(row.config.id, line)
     return tuple(found.values())
 
 
@@ -201,7 +207,7 @@ def drawn(
     dash: str,
     epochs: int,
 ) -> Series | None:
-    """The line of a run; epochs: after which it is cut, 0 for none. None if there is nothing to draw."""
+    """The line of a run. None if there is nothing to draw. epochs: where the line ends; 0 for the last."""
     known = {number: found for number, seed in sorted(seeds.items()) if (found := values(seed))}
     sizes = [line["step"] // line["epoch"] for seed in seeds.values() for line in seed.epochs[:1]]
     if not known or not sizes:
@@ -214,7 +220,7 @@ def drawn(
     for number, found in known.items():
         trained = len(seeds[number].epochs)
         if seeds[number].state == "frozen":
-            # It stays where it was: without it the others would look better.
+            # A seed that failed stays where it was. Without it the median would look better than it is.
             end, value = max(found.items())
             known[number] = {**found, **{step: value for step in every if step > end}}
             cut.append(f"seed {number} stopped after {trained} epochs")
@@ -234,11 +240,12 @@ def drawn(
         tuple(map(min, at)),
         tuple(map(max, at)),
         ", ".join(cut),
+        label=name,
     )
 
 
 def thinned(steps: Sequence[int]) -> list[int]:
-    """At most MOST of them, evenly spread, the first and the last among them.
+    """At most MOST of the steps, evenly spread, with the first and the last.
 
     >>> thinned(range(10)) == list(range(10)), len(thinned(range(5000))), thinned(range(5000))[-1]
     (True, 400, 4999)

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 ALT: dict[str, str] = {
     "figure1": (
-        "Three block diagrams: a plain recurrent cell, one with momentum, one with Adam. In all three h runs "
-        "through the same recurrence and x through W and b into the drive, and no line leads from h into the "
-        "drive. Momentum adds a state v to the drive, with the gains mu and step; Adam adds a second state "
-        "n, with the gain beta, and divides v by the root of n."
+        "Three block diagrams: a plain cell, one with momentum and one with Adam. In all three, h goes "
+        "through the same recurrence, x goes through W and b into the drive, and no line leads from h into "
+        "the drive. Momentum adds a state v to the drive, with the gains mu and step; Adam adds a second "
+        "state n, with the gain beta, and divides v by the root of n."
     ),
     "figure8": (
         "An example of the copying task, 30 steps long. The input is five symbols of 1 to 4, 20 blanks, a "
@@ -143,7 +143,7 @@ ADAM = Diagram(
 
 
 def cells() -> "Figure":
-    """Figure 1, 10.9 x 5.6 inches: the plain cell, the cell with momentum, and the cell with Adam."""
+    """Figure 1, 10.9 x 5.6 inches: the plain cell, the cell with momentum and the cell with Adam."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -269,7 +269,7 @@ def copying() -> "Figure":
     symbols, length, steps = TASK.symbols, TASK.length, TASK.length + 2 * TASK.symbols
     marker = symbols + length
     title = f"Copying $K = {symbols}$ symbols of $\\{{1, 2, 3, 4\\}}$ after $L = {length}$ blanks"
-    words = f"each symbol is to be said again $K + L = {marker}$ steps after it was shown"
+    words = f"the network must repeat each symbol $K + L = {marker}$ steps after it was shown"
     # The first step and the one after the last, the edge of these cells, above (1) or below (-1) it, words.
     brackets = (
         (0, symbols, above + side, 1, "$K$ symbols"),

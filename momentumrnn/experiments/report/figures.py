@@ -7,19 +7,21 @@ from contextlib import contextmanager
 from typing import Any
 
 from .bars import COLOURS, Bars
-from .curves import Plot
+from .curves import Plot, Series
 
 # A $ in a name begins no formula.
 _NAMES = {"text.parse_math": False}
 _DASHES: dict[str, Any] = {
     "solid": "-",
-    "dash": "--",
-    "dot": ":",
-    "dashdot": "-.",
-    "10px 4px": (0, (6, 2.4)),
-    "12px 3px 2px 3px": (0, (7, 2, 1, 2)),
-    "4px 2px 1px 2px": (0, (4, 2, 1, 2)),
+    "dash": (0, (4, 1.8)),
+    "dot": (0, (1, 1.6)),
+    "dashdot": (0, (5, 1.6, 1, 1.6)),
+    "14px 4px": (0, (8, 2)),
+    "12px 3px 2px 3px 2px 3px": (0, (6, 1.5, 1, 1.5, 1, 1.5)),
 }
+_MARKERS = ("o", "s", "D", "^")
+# The most lines that are named at their ends.
+_NAMED = 10
 
 
 def saved(figure: Any, kind: str) -> bytes:
@@ -27,7 +29,7 @@ def saved(figure: Any, kind: str) -> bytes:
     buffer = io.BytesIO()
     # A date would make other bytes each time.
     date = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
-    # It minds the dates in some of matplotlib's fonts.
+    # It warns about the dates in some of matplotlib's fonts.
     logging.getLogger("fontTools").setLevel(logging.ERROR)
     with settings():
         figure.savefig(buffer, format=kind, metadata=date)
@@ -36,7 +38,7 @@ def saved(figure: Any, kind: str) -> bytes:
 
 @contextmanager
 def settings(**more: Any) -> Iterator[None]:
-    """How all pictures are drawn, whatever the user's own settings are."""
+    """The settings for all pictures. The user's own settings have no effect."""
     import matplotlib
     import matplotlib.style
 
@@ -46,103 +48,155 @@ def settings(**more: Any) -> Iterator[None]:
 
 
 def lines(plots: Sequence[Plot], title: str) -> Any:
-    """Plots beside each other, the training steps below."""
+    """Plots beside each other, over the training steps.
+
+    One plot with few lines has their names at their ends. Others share a legend.
+    """
     from matplotlib.figure import Figure
 
     with settings(**_NAMES):
         columns = min(2, len(plots))
         rows = -(-len(plots) // columns)
         longest = max((len(each.name) for plot in plots for each in plot.shown), default=0)
+        at_ends = len(plots) == 1 and len(plots[0].shown) <= _NAMED
         # The names of the lines stand on the right.
-        figure = Figure(figsize=(4.6 * columns + 0.5 + longest / 15, 0.6 + 3.5 * rows), layout="constrained")
+        size = 4.6 * columns + 0.5 + longest / 15, 0.6 + (4.4 if at_ends else 3.5) * rows
+        figure = Figure(figsize=size, layout="constrained")
         figure.suptitle(title, x=0.01, ha="left", fontsize=11)
         named: dict[str, Any] = {}
         for i, plot in enumerate(plots, 1):
             axes = figure.add_subplot(rows, columns, i)
             axes.set_title(f"{plot.title}: {plot.quantity}", loc="left", fontsize=10)
-            if not plot.shown:
-                axes.text(
-                    0.5, 0.5, _absent(plot), ha="center", va="center", wrap=True, transform=axes.transAxes
-                )
+            if plot.shown:
+                drawn = {each.name: _line(axes, each) for each in plot.shown}
+                named = {**drawn, **named}
+                _axes(axes, plot)
+                if at_ends:
+                    _names(axes, plot.shown)
+            else:
+                middle: Any = {"ha": "center", "va": "center", "wrap": True, "transform": axes.transAxes}
+                axes.text(0.5, 0.5, plot.later or "not run", **middle)
                 axes.set_axis_off()
-                continue
-            for each in plot.shown:
-                axes.fill_between(each.steps, each.low, each.high, color=each.colour, alpha=0.15, lw=0)
-                mark = "o" if len(each.steps) == 1 else None
-                (line,) = axes.plot(
-                    each.steps,
-                    each.middle,
-                    color=each.colour,
-                    linestyle=_DASHES[each.dash],
-                    lw=1.6,
-                    marker=mark,
-                )
-                named.setdefault(each.name, line)
-            if plot.level is not None:
-                axes.axhline(plot.level, color="black", linestyle="--", lw=1)
-                axes.annotate(
-                    "no memory",
-                    (1, plot.level),
-                    (-2, 2),
-                    xycoords=("axes fraction", "data"),
-                    textcoords="offset points",
-                    ha="right",
-                    fontsize=8,
-                )
-            if plot.log and all(v > 0 for each in plot.shown for v in each.low):
-                axes.set_yscale("log")
-            elif plot.window is not None:
-                axes.set_ylim(plot.window)
-                if plot.below:
-                    below = f"below: {plot.below}"
-                    axes.text(0.99, 0.02, below, ha="right", fontsize=8, transform=axes.transAxes)
-            axes.set_xlim(left=0)
-            axes.locator_params("x", nbins=5)
-            axes.set_xlabel("training steps")
-            axes.grid(color="0.92")
-            axes.set_axisbelow(True)
-            axes.spines[["top", "right"]].set_visible(False)
-        if named:
+        if named and not at_ends:
             figure.legend(named.values(), named, loc="outside right upper", frameon=False, fontsize=9)
     return figure
 
 
-def _absent(plot: Plot) -> str:
-    return plot.later or "not run"
+def _line(axes: Any, each: Series) -> Any:
+    """A line and its band."""
+    axes.fill_between(each.steps, each.low, each.high, color=each.colour, alpha=0.12, lw=0)
+    look: Any = {"color": each.colour, "linestyle": _DASHES[each.dash]}
+    marker = "o" if len(each.steps) == 1 else None
+    (line,) = axes.plot(each.steps, each.middle, lw=1.8, marker=marker, **look)
+    return line
+
+
+def _axes(axes: Any, plot: Plot) -> None:
+    """Ranges, grid, and the value without memory."""
+    if plot.level is not None:
+        axes.axhline(plot.level, color="0.4", linestyle=":", lw=1)
+        place: Any = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+        axes.annotate("without memory", (1, plot.level), (-2, 2), ha="right", fontsize=8, **place)
+    if plot.log and all(v > 0 for each in plot.shown for v in each.low):
+        axes.set_yscale("log")
+    elif plot.window is not None:
+        axes.set_ylim(plot.window)
+        if plot.below:
+            words = f"below: {plot.below}"
+            axes.text(0.99, 0.02, words, ha="right", fontsize=8, transform=axes.transAxes)
+    axes.set_xlim(left=0, right=max(each.steps[-1] for each in plot.shown))
+    axes.locator_params("x", nbins=5)
+    axes.set_xlabel("training steps")
+    axes.grid(color="0.92")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _names(axes: Any, series: Sequence[Series]) -> None:
+    """The names of the lines at their ends, on the right of the axes."""
+    axes.autoscale_view()
+    across = axes.transAxes.inverted()
+    ends = [axes.transData.transform((each.steps[-1], each.middle[-1])) for each in series]
+    heights = [float(across.transform(end)[1]) for end in ends]
+    for each, height, place in zip(series, heights, apart(heights, 0.052), strict=True):
+        look: Any = {"color": each.colour, "linestyle": _DASHES[each.dash], "clip_on": False}
+        axes.plot([1, 1.05], [height, place], transform=axes.transAxes, lw=1.8, **look)
+        axes.text(1.06, place, each.label, transform=axes.transAxes, va="center", fontsize=9)
+
+
+def apart(places: Sequence[float], gap: float) -> list[float]:
+    """Places from 0 to 1 that are at least a gap apart, as near to the given ones as can be, in their order.
+
+    With places p in rising order, q_k = p_k - k gap must not fall: neighbours that fall take their mean.
+
+    >>> [round(place, 3) for place in apart([0.5, 0.9, 0.5], 0.1)]
+    [0.45, 0.9, 0.55]
+    """
+    order = sorted(range(len(places)), key=lambda i: places[i])
+    blocks: list[tuple[float, int]] = []
+    for k, i in enumerate(order):
+        total, count = places[i] - k * gap, 1
+        while blocks and blocks[-1][0] / blocks[-1][1] > total / count:
+            before, more = blocks.pop()
+            total, count = total + before, count + more
+        blocks.append((total, count))
+    highest = max(0.0, 1 - (len(places) - 1) * gap)
+    rising = [min(max(total / count, 0.0), highest) for total, count in blocks for _ in range(count)]
+    found = [0.0] * len(places)
+    for k, i in enumerate(order):
+        found[i] = rising[k] + k * gap
+    return found
 
 
 def bars(found: Bars) -> Any:
-    """Groups of bars, from left to right, on a logarithmic axis."""
+    """Groups of bars from zero on a linear axis, or dots on a logarithmic one; from left to right."""
     from matplotlib.figure import Figure
 
     with settings(**_NAMES):
-        count = len(found.groups)
-        figure = Figure(figsize=(8, 1.2 + 0.17 * (count + 1) * len(found.labels)), layout="constrained")
+        count, dots = len(found.groups), found.form == "dots"
+        lanes = 3 if dots else count + 1
+        # The labels stand on the left. They may be long.
+        width = max(8.0, 4.5 + max(map(len, found.labels)) / 10)
+        figure = Figure(figsize=(width, 1.2 + 0.17 * lanes * len(found.labels)), layout="constrained")
         axes = figure.add_subplot()
-        for i, (name, values) in enumerate(found.groups.items()):
-            places = [row + (i - (count - 1) / 2) * 0.8 / count for row in range(len(found.labels))]
-            known = [(at, value) for at, value in zip(places, values, strict=True) if value is not None]
-            if known:
-                axes.barh(
-                    [at for at, _ in known],
-                    [value for _, value in known],
-                    height=0.8 / count,
-                    label=name,
-                    color=COLOURS[name],
-                )
-            for at, value in known:
-                axes.annotate(
-                    f"{value:.3g}", (value, at), (3, 0), textcoords="offset points", va="center", fontsize=7
-                )
+        for i, name in enumerate(found.groups):
+            (_dots if dots else _bars)(axes, found, i, name)
         axes.set_yticks(range(len(found.labels)), found.labels)
-        axes.invert_yaxis()
-        axes.set_xscale("log")
-        axes.margins(x=0.12, y=0.01)
+        axes.set_ylim(len(found.labels) - 0.5, -0.5)
+        axes.margins(x=0.12)
+        if dots:
+            axes.set_xscale("log")
+            axes.grid(color="0.92")
+            axes.set_axisbelow(True)
+        else:
+            axes.set_xlim(left=0)
         axes.set_xlabel(found.unit)
         axes.set_title(found.title, loc="left", fontsize=11)
         axes.spines[["top", "right"]].set_visible(False)
         figure.legend(loc="outside lower left", frameon=False, ncols=count)
     return figure
+
+
+def _bars(axes: Any, found: Bars, i: int, name: str) -> None:
+    """The bars of the group with that name, the i-th."""
+    height = 0.8 / len(found.groups)
+    offset = (i - (len(found.groups) - 1) / 2) * height
+    known = [(row, value) for row, value in enumerate(found.groups[name]) if value is not None]
+    places = [row + offset for row, _ in known]
+    axes.barh(places, [value for _, value in known], height=height, label=name, color=COLOURS[name])
+    near: Any = {"xytext": (3, 0), "textcoords": "offset points", "fontsize": 7, "va": "center"}
+    for (row, value), place in zip(known, places, strict=True):
+        axes.annotate(found.text(name, row), (value, place), **near)
+
+
+def _dots(axes: Any, found: Bars, i: int, name: str) -> None:
+    """The dots of the group with that name, the i-th. Their texts stand above or below them, in turn."""
+    known = [(row, value) for row, value in enumerate(found.groups[name]) if value is not None]
+    look: Any = {"linestyle": "", "marker": _MARKERS[i % len(_MARKERS)], "color": COLOURS[name]}
+    axes.plot([value for _, value in known], [row for row, _ in known], label=name, **look)
+    near: Any = {"xytext": (0, -11 if i % 2 else 5), "textcoords": "offset points", "fontsize": 7}
+    for row, value in known:
+        axes.annotate(found.text(name, row), (value, row), ha="center", **near)
 
 
 def grids(
@@ -155,7 +209,7 @@ def grids(
         figure = Figure(figsize=(11, 3.4), layout="constrained")
         for i, (title, values) in enumerate(found.items(), 1):
             axes = figure.add_subplot(1, len(found), i)
-            # By rank: a few networks that failed would make all others one colour.
+            # By rank: a few networks that failed would give all others one colour.
             ranks = sorted({value for row in values for value in row}, reverse="accuracy" not in title)
             shade = [[ranks.index(value) / (len(ranks) - 1) for value in row] for row in values]
             axes.imshow(shade, cmap="Blues", vmin=0, vmax=1.4)

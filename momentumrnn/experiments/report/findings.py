@@ -1,21 +1,23 @@
 """What the rows of a table say together, in sentences: gains over the plain network, ours and the paper's."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import mean
 
 from ..exhibits import Exhibit, Line
 from ..paper import CONTROLS, Published, recipe, variants
 from .gather import Outcome, Runs
 from .numbers import against_seeds, compared
-from .tables import QUOTED, TRAINED, paired, signed
+from .result_tables import matched, paired
+from .tables import QUOTED, signed
 
 _PLAIN = ("LSTM", "DTRIV")
+# By the verdict on a network and its control.
 _SAID = {
-    "control better": "better than",
-    "no difference seen": "not to be told from",
-    "momentum better": "worse than",
-    "one seed: no verdict": "no verdict, for want of seeds, beside",
-    "": "not at the end, beside",
+    "momentum better": "is better than",
+    "control better": "is worse than",
+    "no difference seen": "shows no difference from",
+    "one seed: no verdict": "has too few seeds to be compared with",
+    "": "can't be compared yet with",
 }
 
 
@@ -33,60 +35,87 @@ def findings(exhibit: Exhibit, runs: Runs) -> list[str]:
             others = [(line, _ended(line, end, runs)) for line in lines if line is not plain]
             ended = [(line, each) for line, each in others if each is not None]
             if plain and base and ended:
-                gains = _gains(plain, base, ended)
-                found.append(f"{task}, n = {size}{terms}: {gains} {_controls(plain, ended, end, runs)}")
+                place = f"{task}, n = {size}{terms}"
+                found.append(f"{place}: {_gains(plain, base, ended)}")
+                found += [f"{place}, in the paper: {each}" for each in _published(plain, ended)]
+                found += [f"{place}, controls: {each}" for each in _controls(plain, ended, end, runs)]
     return found
 
 
 def _gains(plain: Line, base: Outcome, networks: Sequence[tuple[Line, Outcome]]) -> str:
-    """How far each network is above the plain one of the same training, and the paper's above what it has."""
-    ours, theirs = [], []
-    for line, found in networks:
-        rules = (("by validation", found.valid, base.valid), ("best on test", found.best, base.best))
-        gains = [f"{signed(against_seeds(a, b), 2)} {rule}" for rule, a, b in rules if a and b]
-        ours.append(f"{line.model} {', '.join(gains)}{_few(found, base, plain.model)}")
-        # The printed SRLSTM is another cell.
-        if line.model != "SRLSTM":
-            theirs.append(f"{line.model} {line.published[0].value - plain.published[0].value:+.2f}")
-    printed = f" In print: {', '.join(theirs)}, above {_whose(plain.published)}." if theirs else ""
-    return (
-        f"above our {plain.model} of the same training: {'; '.join(ours)}.{printed} Our {plain.model} has "
-        f"{mean(base.best.values()):.2f}, best on test."
-    )
+    """How far each network is above the plain one of the same training."""
+    words = [f"our {plain.model} reaches {mean(base.best.values()):.2f} %, best on test."]
+    rules = (("selected by validation", "valid"), ("best on test", "best"))
+    for rule, name in rules:
+        values = [(line, found, getattr(found, name), getattr(base, name)) for line, found in networks]
+        gains = [
+            f"{line.model} {signed(against_seeds(own, plain_own), 2)}{_few(found, base, plain.model)}"
+            for line, found, own, plain_own in values
+            if own and plain_own
+        ]
+        if gains:
+            words.append(f"Gain over it in points, {rule} [95 %]: {'; '.join(gains)}.")
+    return " ".join(words)
 
 
 def _few(found: Outcome, base: Outcome, plain: str) -> str:
-    """Of how many seeds a difference is, where these are not the same for both or not all."""
+    """The numbers of seeds, where they differ between the two, or where some are missing."""
     if found.seeds == base.seeds and len(base.seeds) > 1 and not found.short and not found.frozen:
         return ""
-    failed = f", failed: {len(found.frozen)}" if found.frozen else ""
-    return f" (seeds: {len(found.seeds)}, of {plain} {len(base.seeds)}{failed})"
+    failed = f", {len(found.frozen)} failed" if found.frozen else ""
+    return f" ({_seeds(found)}{failed}; {plain}: {_seeds(base)})"
 
 
-def _whose(published: Sequence[Published]) -> str:
+def _seeds(found: Outcome) -> str:
+    return f"{len(found.seeds)} seed{'s' * (len(found.seeds) != 1)}"
+
+
+def _published(plain: Line, networks: Sequence[tuple[Line, Outcome]]) -> list[str]:
+    """The same gains by the published numbers; none for SRLSTM, whose number is of another cell."""
+    gains = [
+        f"{line.model} {line.published[0].value - plain.published[0].value:+.2f}"
+        for line, _ in networks
+        if line.model != "SRLSTM"
+    ]
+    return [f"{'; '.join(gains)}, above {_whose(plain)}."] if gains else []
+
+
+def _whose(plain: Line) -> str:
+    """Where the paper has the number of its plain network from."""
+    published: Sequence[Published] = plain.published
     first, *rest = published
     if not first.quoted:
-        return f"its own {first.value:.2f}"
-    others = "".join(f", or {each.value:.2f} from {QUOTED[each.source]}" for each in rest)
-    return f"the {first.value:.2f} that it quotes from {QUOTED[first.source]}{others}"
+        return f"its own {plain.model} at {first.value:.2f} %"
+    others = "".join(f" (or at {each.value:.2f} %, from {QUOTED[each.source]})" for each in rest)
+    return f"the {plain.model} at {first.value:.2f} % that it quotes from {QUOTED[first.source]}{others}"
 
 
-def _controls(plain: Line, networks: Sequence[tuple[Line, Outcome]], end: str, runs: Runs) -> str:
-    """How controls other than the plain network stand to each network."""
+def _controls(plain: Line, networks: Sequence[tuple[Line, Outcome]], end: str, runs: Runs) -> list[str]:
+    """How each network compares with its controls other than the plain network."""
     same = recipe(f"{plain.recipe}{end}").config.id
-    parts = []
-    for line, with_it in networks:
+    sentences, without = [], []
+    for line, network in networks:
         groups: dict[str, list[str]] = {}
         for name in (f"{line.recipe}{end}/{key}" for key in CONTROLS):
             if name in variants(line.recipe) and recipe(name).config.id != same:
-                without = runs.outcome(recipe(name).config)
-                if without:
-                    said = _SAID[compared(paired(with_it, without), 1) if without.best else ""]
-                    key = name.rpartition("/")[2]
-                    groups.setdefault(said, []).append(TRAINED[key].removeprefix("control: "))
-        parts += [f"{', '.join(keys)} {said} {line.model}" for said, keys in groups.items()]
-        parts += [] if groups else [f"none was run for {line.model}"]
-    return f"Controls other than {plain.model}: {'; '.join(parts)}."
+                control = runs.outcome(recipe(name).config)
+                if control:
+                    said = _SAID[compared(paired(network, control), 1) if control.best else ""]
+                    groups.setdefault(said, []).append(f"the {matched([name])}")
+        sentences += _sentence(line.model, groups)
+        without += [] if groups else [line.model]
+    if without:
+        sentences.append(f"no control was run for {', '.join(without)}")
+    return [f"{'; '.join(sentences)}."] if sentences else []
+
+
+def _sentence(model: str, groups: Mapping[str, Sequence[str]]) -> list[str]:
+    """What is said of one network, as no or one part of a sentence."""
+    parts = []
+    for said, same in groups.items():
+        word = "control" if len(same) == 1 else "controls"
+        parts.append(f"{said} its {word} with {' and with '.join(same)}")
+    return [f"{model} {', and '.join(parts)}"] if parts else []
 
 
 def _ended(line: Line, end: str, runs: Runs) -> Outcome | None:

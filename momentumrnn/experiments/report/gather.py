@@ -20,13 +20,13 @@ COUNTED = ("done", "short", "running", "frozen")
 """The states of folders that count."""
 STATES = {
     "done": "trained to its end",
-    "short": "stopped before its end, or still to go on",
+    "short": "not yet trained to its end",
     "running": "being trained by a process now",
     "frozen": "failed: a step was not finite",
-    "doubled": "the same run and seed again, with the same numbers; counted once",
-    "conflict": "the same run and seed again, with other numbers; not counted",
-    "damaged": "can't be read as what it says it is; not counted",
-    "foreign": "no run of this library; not counted",
+    "doubled": "a copy of another run with the same numbers; counted once",
+    "conflict": "the same run and seed as another, with other numbers; not counted",
+    "damaged": "its files contradict themselves or can't be read; not counted",
+    "foreign": "not a run of this library; not counted",
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from .bars import COLOURS, Bars
 from .content import TERMS, Content
-from .curves import Plot
+from .curves import INK, Plot
 from .drawings import ALT
 from .tables import sources
 
@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parent
 
 
 def page(found: Content, drawings: Mapping[str, bytes], files: Mapping[str, list[str]], version: str) -> str:
-    """The page. drawings: SVG of what is drawn, by section; files: what lies beside the page, by section."""
+    """The page. drawings: the SVG drawings by section; files: the files beside the page by section."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from plotly.offline import get_plotlyjs
 
@@ -37,11 +37,14 @@ def page(found: Content, drawings: Mapping[str, bytes], files: Mapping[str, list
     images = {name: base64.b64encode(svg).decode() for name, svg in drawings.items()}
     text: str = environment.get_template("page.html.jinja").render(
         content=found,
+        run=found.of("run"),
+        background=found.of("background"),
+        absent=found.of("absent"),
         terms=TERMS,
         images=images,
         alt={
             **ALT,
-            "figure7": "Maps of the paper's numbers by mu and step; the numbers are in the tables below.",
+            "figure7": "Maps of the published numbers by mu and step. The tables below have the numbers.",
         },
         files=files,
         sources=sources(),
@@ -49,14 +52,14 @@ def page(found: Content, drawings: Mapping[str, bytes], files: Mapping[str, list
         style=(FOLDER / "page.css").read_text("utf-8"),
         script=(FOLDER / "page.js").read_text("utf-8"),
         plotly=get_plotlyjs(),
-        # What could end a script is spelt otherwise.
+        # "</script>" in a name must not end the script.
         figures=json.dumps(figures, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
     )
     return text
 
 
 def tight(text: str) -> str:
-    """Numbers that belong together stay on one line.
+    """Keeps numbers that belong together on one line.
 
     >>> tight("92.77 ± 0.16 (5)").split()
     ['92.77', '±', '0.16', '(5)']
@@ -84,10 +87,19 @@ def _lines(plot: Plot) -> dict[str, Any]:
         "window": plot.window,
         "level": plot.level,
         "controls": plot.controls,
+        "ink": INK,
         "series": series,
     }
 
 
 def _bars(bars: Bars) -> dict[str, Any]:
-    groups = [{"name": k, "colour": COLOURS[k], "values": list(v)} for k, v in bars.groups.items()]
-    return {"kind": "bars", "unit": bars.unit, "labels": list(bars.labels), "groups": groups}
+    groups = [
+        {
+            "name": name,
+            "colour": COLOURS[name],
+            "values": list(values),
+            "texts": [bars.text(name, i) for i in range(len(values))],
+        }
+        for name, values in bars.groups.items()
+    ]
+    return {"kind": bars.form, "unit": bars.unit, "labels": list(bars.labels), "groups": groups}

@@ -22,7 +22,7 @@ _LATEX = {
 
 
 def as_csv(table: Table) -> str:
-    """The data of the rows, a column for each name; numbers in full."""
+    """The data of the rows, a column for each name. Numbers have all their digits."""
     names = list(dict.fromkeys(name for row in table.rows for name in row.data))
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, names, lineterminator="\n", restval="")
@@ -32,8 +32,8 @@ def as_csv(table: Table) -> str:
 
 
 def as_latex(table: Table) -> str:
-    """The table as it is shown; needs no package."""
-    # Braces first: a bracket after a line's end would be its argument.
+    """The table as it is shown. It needs no LaTeX package."""
+    # Braces come first: LaTeX takes a bracket after a line's end for its argument.
     body = ["{}" + " & ".join(map(_latex, row.cells)) + r" \\" for row in table.rows]
     head = " & ".join(map(_latex, table.columns)) + r" \\"
     columns = "l" * len(table.columns)
@@ -56,7 +56,7 @@ def _latex(text: str) -> str:
 
 
 def _line(text: str) -> str:
-    """On one line, whatever it was."""
+    """The text on one line."""
     return " ".join(text.split())
 
 
@@ -67,18 +67,20 @@ def as_markdown(table: Table) -> str:
 
 
 def _markdown(text: str) -> str:
-    """As it is, whatever signs are in it."""
+    """The text with its signs escaped."""
     return _line(text).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("](", "]\\(")
 
 
 def results(found: Content, pictures: Sequence[str]) -> str:
-    """The report for whoever reads text; pictures: names of files in figures/."""
+    """The report as Markdown. pictures: names of files in figures/."""
     parts = ["# Results", " ".join(found.summary)]
-    parts.append(f"{MADE}; the page with curves to look into is report.html beside this file.")
+    parts.append(f"{MADE}. The page with interactive plots is report.html beside this file.")
     overview = [("", "what it shows", "state"), ("---",) * 3]
-    overview += [(f"[{each.heading}](#{anchor(each)})", each.title, each.status) for each in found.sections]
+    overview += [(_link(each), each.title, each.status) for each in found.of("run")]
     parts.append("\n".join(f"| {' | '.join(row)} |" for row in overview))
-    parts.append(TERMS)
+    groups = (("Hyper-parameters and drawings", found.of("background")), ("Not run yet", found.of("absent")))
+    parts += [f"{words}: {', '.join(map(_link, sections))}." for words, sections in groups if sections]
+    parts.append("\n".join(f"- {line}" for line in TERMS))
     for section in found.sections:
         parts += _section(section, pictures)
     parts.append("## Quoted works")
@@ -86,8 +88,12 @@ def results(found: Content, pictures: Sequence[str]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _link(section: Section) -> str:
+    return f"[{section.heading}](#{anchor(section)})"
+
+
 def anchor(section: Section) -> str:
-    """Its heading as a link in the same page leads to it."""
+    """The anchor of its heading, for links within the file."""
     text = f"{section.heading}: {section.title}".lower()
     return "".join(sign for sign in text.replace(" ", "-") if sign.isalnum() or sign in "-_")
 
@@ -96,7 +102,10 @@ def _section(section: Section, pictures: Sequence[str]) -> list[str]:
     parts = [f"## {section.heading}: {section.title}", f"{section.status[0].upper()}{section.status[1:]}."]
     if section.command:
         parts[-1] += f" `{section.command}`"
-    parts += section.notes
+    parts += filter(None, (section.lead, section.lesson, *section.notes))
+    if section.link:
+        place, words = section.link
+        parts.append(f"[{words}]({place})" if place else f"{words}.")
     own = [name for name in pictures if name.partition(".")[0].partition("-")[0] == section.name]
     parts += [f"![{section.title}](figures/{name})" for name in own if name.endswith(".svg")]
     for table in section.tables:
