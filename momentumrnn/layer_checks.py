@@ -25,7 +25,9 @@ def check_kinds(cell: object, momentum: object) -> None:
         if type(count) is not int or count < 1:  # the rest takes time at each step
             check_integer(f"{type(cell).__name__}.{name}", count)
     if momentum is not None and not isinstance(momentum, Momentum):
-        raise TypeError(f"momentum should be None or a Momentum such as HeavyBall(mu=0.6), got {momentum!r}")
+        raise TypeError(
+            f"momentum should be None or a Momentum such as HeavyBall.ema(mu=0.6), got {momentum!r}"
+        )
 
 
 def check_cell_options(

@@ -45,7 +45,9 @@ def run(options: Any, args: Sequence[str]) -> int:
     except BadOption as error:
         return refuse(f"bench: {error}")
     torch, threads = result["versions"]["torch"], result["threads"]
-    console.print(f"{result['device']}, torch {torch}, threads {threads}, commit {result['commit']}")
+    console.print(
+        f"{result['device']}, torch {torch}, threads {threads}, commit {result['commit'] or 'unknown'}"
+    )
     write(result)
     if not result["complete"]:
         return 130

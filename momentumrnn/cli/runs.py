@@ -22,7 +22,9 @@ from .words import refuse, several, spelt
 def run(options: Any, args: Sequence[str]) -> int:
     """Carry out the command; returns its exit code."""
     if not options.root.is_dir():
-        return refuse(f"runs: --root: expected a folder of runs, got {str(options.root)!r}", 1)
+        return refuse(
+            f"runs: --root: expected a folder of runs, but there is no folder {str(options.root)!r}", 1
+        )
     console = Console(width=None if sys.stdout.isatty() else 150)
     groups: dict[str, list[dict[str, Any]]] = {}
     broken = []

@@ -119,7 +119,7 @@ def plan(
     runs = gather([root]) if root.is_dir() else None
     paces: dict[tuple[object, ...], float] = {}
     items = []
-    for each in wanted:
+    for number, each in enumerate(wanted, 1):
         config = each.config
         there: Mapping[int, Seed] = runs.of(config) if runs else {}
         lengths = {seed: len(there[seed].epochs) if seed in there else 0 for seed in seeds}
@@ -146,7 +146,7 @@ def plan(
                 len(left),
             )
             if key not in paces:
-                note(f"timing {each.name}")
+                note(f"timing {each.name}, row {number} of {len(wanted)}")
                 paces[key] = epoch_seconds(config, len(left), device, threads)
             seconds = paces[key] * max(left.values())
         items.append(Item(each, tuple(done), left, tuple(frozen), seconds))

@@ -39,7 +39,8 @@ def report(roots: Sequence[Path], out: Path, bench: Sequence[Path] = ()) -> Path
     for root in roots:
         if not root.is_dir():
             raise ReportError(
-                f"--root: expected a folder of runs, as run and reproduce make them, got {str(root)!r}"
+                "--root: expected a folder of runs, as run and reproduce make them, "
+                f"but there is no folder {str(root)!r}"
             )
     check(out)
     roots = list({root.resolve(): root for root in roots}.values())

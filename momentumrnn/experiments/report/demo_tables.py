@@ -86,7 +86,8 @@ def lesson(runs: Runs) -> str:
         words.append(f"beside {_join(neither)} neither learned")
     plain = when.get("LSTM", math.nan)
     if as_soon == len(both) and all(control < plain for _, _, control in both):
-        return f"{words[0]}. Here a larger input makes an LSTM learn sooner, and the momenta add nothing to that."
+        learnt = "Here a larger input makes an LSTM learn sooner, and the momenta add nothing to that."
+        return f"{words[0]}. {learnt}"
     return f"{'; '.join(words)}."
 
 
