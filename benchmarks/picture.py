@@ -137,7 +137,7 @@ def draw(result: Mapping[str, Any], runs: Path, source: str, out: Path) -> None:
     made = f"{result['device']}, torch {result['versions']['torch']}, {source}"
     note = f"Left: {made}. Right: results/{runs.name}."
     with matplotlib.rc_context({"svg.hashsalt": "momentumrnn", "font.size": 10}):
-        figure = Figure(figsize=(11.5, 1.5 + 0.6 * max(len(found), len(NETWORKS))), facecolor="white")
+        figure = Figure(figsize=(11.5, 1.3 + 0.46 * max(len(found), len(NETWORKS))), facecolor="white")
         figure.set_layout_engine("constrained", rect=(0, 0.04, 1, 0.96), wspace=0.06)
         left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
         draw_speed(left, found)
@@ -147,7 +147,7 @@ def draw(result: Mapping[str, Any], runs: Path, source: str, out: Path) -> None:
             axes.tick_params(axis="y", length=0)
             axes.spines[["top", "right", "left"]].set_visible(False)
             axes.legend(
-                loc="upper center", bbox_to_anchor=(0.4, -0.16), ncols=3, frameon=False, fontsize=9.5,
+                loc="upper center", bbox_to_anchor=(0.4, -0.19), ncols=3, frameon=False, fontsize=9.5,
                 handlelength=1.2, columnspacing=1.2,
             )  # fmt: skip
         figure.text(0.995, 0.008, note, ha="right", fontsize=8.5, color="0.35")
