@@ -146,8 +146,7 @@ class Momentum(ABC):
             raise TypeError(f"state should be a MomentumState or None, got {type(state).__name__}")
         v, n = self.moments(a, state)
         k = torch.zeros(a.shape[1], dtype=torch.int64, device=a.device) if state is None else state.k
-        last = MomentumState(v[-1], n[-1], k + len(a))
-        return cast_in_range(self.readout(v, n), a.dtype), last
+        return cast_in_range(self.readout(v, n), a.dtype), MomentumState(v[-1], n[-1], k + len(a))
 
     def moments(self, a: Tensor, state: MomentumState | None = None) -> tuple[Tensor, Tensor]:
         """v and n after every step, (T, B, G), in float32 at least."""

@@ -166,7 +166,7 @@ def test_the_demo_from_nothing_to_the_page_and_again(tmp_path, capsys):
     assert "after 5 steps" in written
     assert "after 15 steps (seeds)" in written
     assert "A network that always answers 1 has a loss of 0.1667." in out
-    assert "Each of these networks stands beside a control" in out
+    assert "The control of each network, a plain LSTM with a larger input, learned" in out
     assert "A control has no momentum." in out
     assert f"The page: {Path('report/report.html')}" in out
     assert (report / "report.html").read_text().startswith("<!")

@@ -89,7 +89,7 @@
     const number = (value, log) => (log ? Math.log10(value) : value);
     if (figure.level !== null) {
       const at = number(figure.level, view.logy);
-      shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: at, y1: at, line: { color: now.faint, dash: "dot", width: 1 } });
+      shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: figure.level, y1: figure.level, line: { color: now.faint, dash: "dot", width: 1 } });
       annotations.push({ xref: "paper", x: 1, xanchor: "right", y: at, yanchor: "bottom", text: "without memory", showarrow: false, font: { size: 12 } });
     }
     const series = shownIn(figure, view);
