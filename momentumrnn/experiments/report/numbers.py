@@ -159,13 +159,16 @@ def verdict(values: Sequence[float], paper: Published) -> str:
     return f"{within}, {side}" if seen else within
 
 
-def compared(interval: Interval, better: int) -> str:
-    """What an interval of (with momentum - control) says; better: the sign of what is better."""
+def compared(interval: Interval, better: int, network: str = "momentum") -> str:
+    """What an interval of (network - control) says.
+
+    better: the sign of what is better; network: what the network is called
+    """
     if interval.low is None or interval.high is None:
         return "one seed: no verdict"
     if interval.low <= 0 <= interval.high:
         return "no difference seen"
-    return "momentum better" if interval.value * better > 0 else "control better"
+    return f"{network} better" if interval.value * better > 0 else "control better"
 
 
 def _variance(values: Sequence[float]) -> tuple[float, int] | None:

@@ -268,8 +268,8 @@ def _against_network(
     task: Any = row.config.task
     if min(mean(theirs.values()), mean(ours.values())) > 0.95 * getattr(task, "baseline", math.inf):
         return interval, f"neither learns{_of_some(found)}"
-    words = compared(interval, 1 if task.metric == "accuracy" else -1)
-    return interval, words.replace("momentum", line.model) + _of_some(found)
+    words = compared(interval, 1 if task.metric == "accuracy" else -1, line.model)
+    return interval, words + _of_some(found)
 
 
 def paired(first: Outcome, second: Outcome) -> Interval:
