@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
@@ -38,7 +39,8 @@ SHAPES = {  # T, B, D, H, layers, directions
     },
 }
 MOMENTA = ("None", "HeavyBall(mu=0.6)", "Adam(mu=0.6, step=0.1)")
-KINDS = ("eager", "graph", "replicas", "stream", "loop")
+KINDS = ("eager", "graph", "replicas", "stream", "loop", "step", "train")
+"""step: a training step of the trainer, on random pixels; train: a whole call of `train`, in a new folder."""
 BURSTS = 10  # of each case, in each round
 SECONDS = 0.03  # of a burst, about
 
@@ -58,7 +60,9 @@ def cases(device: str) -> list[list[str]]:
     replicas = [["replicas", "LSTM", "pmnist128", m] for m in MOMENTA] if device == "cuda" else []
     streams = [["stream", "LSTM", first, m] for m in MOMENTA]
     loops = [["loop", cell, loop_shape, m] for cell in cells for m in MOMENTA]
-    return grid + replicas + streams + loops
+    sizes = ("pmnist256", "pmnist128") if device == "cuda" else ("medium128",)
+    steps = [["step", "LSTM", size, m] for size in sizes for m in MOMENTA]
+    return grid + replicas + streams + loops + steps + [["train", "LSTM", sizes[-1], m] for m in MOMENTA]
 
 
 def worker(device: str) -> None:
@@ -72,6 +76,8 @@ def worker(device: str) -> None:
         T, B, D, H, layers, directions = SHAPES[device][shape]
         torch.manual_seed(0)
         chosen = None if momentum == "None" else eval(f"mr.{momentum}", {"mr": mr})
+        if kind in ("step", "train"):
+            return (training_step if kind == "step" else training_run)(device, T, H, chosen)
         options: dict[str, Any] = {"nonlinearity": "modrelu"} if cell == "RNN" else {}
         options |= {"num_layers": layers, "bidirectional": directions == 2, "momentum": chosen}
         net = getattr(mr, cell)(D, H, **options).to(device)
@@ -120,6 +126,44 @@ def worker(device: str) -> None:
             built[line] = build(*json.loads(line))
             burst(built[line], device)
             print(operations(built[line]), flush=True)
+
+
+def training_step(device: str, length: int, hidden_size: int, momentum: Any) -> Callable[[], object]:
+    """A training step of the trainer, again and again on the same samples."""
+    import torch
+
+    from momentumrnn.experiments import Adding, configure
+    from momentumrnn.experiments.models import build
+
+    try:
+        from momentumrnn.experiments.engine.replicas import Replicas
+    except ImportError:  # where version 0.2.0 has it
+        from momentumrnn.experiments.replicas import Replicas
+    task = Adding(length=length, samples=512, evaluation=10)
+    config = configure(task, hidden_size=hidden_size, momentum=momentum, batch_size=128)
+    seeds, data = range(5 if device == "cuda" else 1), task.load(None)
+    replicas = Replicas(config, [build(config, seed) for seed in seeds], seeds, data, torch.device(device))
+    replicas.begin([task.rows(data, seed, 0) for seed in seeds], 0)
+
+    def step() -> None:
+        replicas.index.fill_(0)
+        replicas.step(0)
+
+    return step
+
+
+def training_run(device: str, length: int, hidden_size: int, momentum: Any) -> Callable[[], object]:
+    """A whole call of `train`: an epoch of 20 steps, checkpoints and results, in a new folder."""
+    from momentumrnn.experiments import Adding, configure, train
+
+    task = Adding(length=length, samples=1000, evaluation=100)
+    config = configure(task, hidden_size=hidden_size, momentum=momentum, epochs=1)
+
+    def run() -> None:
+        with TemporaryDirectory() as root:
+            train(config, root=root, device=device, threads=1)
+
+    return run
 
 
 def replay(graph: Any, captured: Callable[[], object]) -> None:

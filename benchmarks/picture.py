@@ -11,12 +11,12 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from momentumrnn.experiments.paper import recipe
-from momentumrnn.experiments.report.gather import gather
+from momentumrnn.experiments.paper.recipes import recipe
+from momentumrnn.experiments.runs.gather import gather
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "results/bench/h200-called.json"
@@ -55,44 +55,47 @@ def speeds(result: Mapping[str, Any]) -> dict[str, dict[str, Bar]]:
         for case in result["cases"]
         if case["cell"] == "lstm" and case.get("mode", "tf32") == "tf32" and case["status"] == "ok"
     }
-    found = {}
+    bars_of_shapes = {}
     for shape in dict.fromkeys(shape for shape, _ in cases):
         plain, momentum = cases.get((shape, "None")), cases.get((shape, "HeavyBall"))
-        mine, theirs = momentum or plain, plain or momentum  # cuDNN has no momentum
-        if mine is None or theirs is None:
+        our_case, torch_case = momentum or plain, plain or momentum  # cuDNN has no momentum
+        if our_case is None or torch_case is None:
             continue
         bars = {}
         for way, field in WAYS.items():
-            rivals = {n: row[field] for n, row in theirs["rows"].items() if n in RIVALS and row.get(field)}
-            ours = mine["rows"]["ours"].get(field)
+            times = {name: row.get(field) for name, row in torch_case["rows"].items() if name in RIVALS}
+            rivals = {name: ms for name, ms in times.items() if ms}
+            ours = our_case["rows"]["ours"].get(field)
             if ours and "torch" in rivals:
                 bars[way] = Bar(ours, rivals["torch"], min(rivals.values()))
         if bars.keys() == WAYS.keys():
-            found["T {T}, B {B}, D {D}, H {H}".format(**mine["sizes"])] = bars
-    return dict(sorted(found.items(), key=lambda item: item[1]["graph"].ours / item[1]["graph"].torch))
+            bars_of_shapes["T {T}, B {B}, D {D}, H {H}".format(**our_case["sizes"])] = bars
+    return dict(
+        sorted(bars_of_shapes.items(), key=lambda item: item[1]["graph"].ours / item[1]["graph"].torch)
+    )
 
 
 def accuracies(runs: Path) -> dict[str, dict[int, tuple[float, ...]]]:
     """Test accuracies of five seeds at the epoch that validation selects, by network and hidden size."""
     gathered = gather([runs])
-    found: dict[str, dict[int, tuple[float, ...]]] = {}
+    by_network: dict[str, dict[int, tuple[float, ...]]] = {}
     for key, name in NETWORKS.items():
         model, _, variant = key.partition("/")
         for size, table in ((128, "table11"), (256, "table1")):
             row = recipe("/".join(filter(None, (table, model, "PMNIST", str(size), variant))))
-            values = gathered.outcome(replace(row.config)).valid
-            found.setdefault(name, {})[size] = tuple(values[seed] for seed in sorted(values))
-    return found
+            values = gathered.outcome(row.config).valid
+            by_network.setdefault(name, {})[size] = tuple(values[seed] for seed in sorted(values))
+    return by_network
 
 
-def shown(ms: float) -> str:
+def milliseconds(ms: float) -> str:
     """Milliseconds as docs/speed.md has them."""
     return f"{ms:#.3g}".rstrip(".") if ms >= 10 else f"{ms:.2f}"
 
 
-def draw_speed(axes: Any, found: Mapping[str, Mapping[str, Bar]]) -> None:
+def draw_speed(axes: Any, shapes: Mapping[str, Mapping[str, Bar]]) -> None:
     """Bars from zero; 100 % is torch.nn.LSTM, a tick the fastest of cuDNN's ways."""
-    for row, bars in enumerate(found.values()):
+    for row, bars in enumerate(shapes.values()):
         for place, (way, bar) in enumerate(bars.items()):
             y, width = row + 0.34 * (place - 0.5), 100 * bar.ours / bar.torch
             (drawn,) = axes.barh(y, width, 0.31, color=COLOURS[way], label=NAMES[way] if row == 0 else None)
@@ -100,27 +103,27 @@ def draw_speed(axes: Any, found: Mapping[str, Mapping[str, Bar]]) -> None:
             label = "cuDNN at its fastest: fp16, padded" if row == place == 0 else None
             best = 100 * bar.best / bar.torch
             axes.plot(best, y, "|", color="black", ms=16, mew=2, label=label, gid=f"best-{row}-{way}")
-            text = f"{shown(bar.ours)} of {shown(bar.torch)} ms"
+            text = f"{milliseconds(bar.ours)} of {milliseconds(bar.torch)} ms"
             axes.text(max(103, width + 2), y, text, va="center_baseline", fontsize=9.5)
     axes.axvline(100, color="0.35", ls="--", lw=1)
-    axes.set_yticks(range(len(found)), [sizes.replace(", D", "\nD") for sizes in found], fontsize=9.5)
-    widest = max(100 * bar.ours / bar.torch for bars in found.values() for bar in bars.values())
+    axes.set_yticks(range(len(shapes)), [sizes.replace(", D", "\nD") for sizes in shapes], fontsize=9.5)
+    widest = max(100 * bar.ours / bar.torch for bars in shapes.values() for bar in bars.values())
     axes.set_xlim(0, max(102, widest) + 38)
     axes.set_xticks([0, 50, 100, 150, 200], ["0", "50", "100 %", "150", "200"])
     axes.set_xlabel("time of a training step; 100 % is torch.nn.LSTM (cuDNN)")
     axes.set_title("Speed: an LSTM layer with momentum", loc="left", weight="bold", fontsize=11.5)
 
 
-def draw_accuracies(axes: Any, found: Mapping[str, Mapping[int, tuple[float, ...]]]) -> None:
+def draw_accuracies(axes: Any, networks: Mapping[str, Mapping[int, tuple[float, ...]]]) -> None:
     """A dot for each seed, and a line at their mean."""
-    for row, sizes in enumerate(found.values()):
+    for row, sizes in enumerate(networks.values()):
         for place, (size, values) in enumerate(sizes.items()):
             mark, colour = SIZES[size]
             y, mean = row + 0.3 * (place - 0.5), sum(values) / len(values)
             label = f"n = {size}, five seeds" if row == 0 else None
             axes.plot(values, [y] * len(values), mark, color=colour, ms=5, alpha=0.8, label=label)
             axes.plot([mean, mean], [y - 0.14, y + 0.14], color="black", lw=1.5, gid=f"mean-{row}-{size}")
-    axes.set_yticks(range(len(found)), list(found), fontsize=9.5)
+    axes.set_yticks(range(len(networks)), list(networks), fontsize=9.5)
     axes.get_yticklabels()[-1].set_weight("bold")
     axes.set_xlabel("test accuracy, %, by validation")
     axes.set_title("Finding: permuted MNIST", loc="left", weight="bold", fontsize=11.5)
@@ -133,14 +136,14 @@ def draw(result: Mapping[str, Any], runs: Path, source: str, out: Path) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    found = speeds(result)
-    made = f"{result['device']}, torch {result['versions']['torch']}, {source}"
-    note = f"Left: {made}. Right: results/{runs.name}."
+    shapes = speeds(result)
+    origin = f"{result['device']}, torch {result['versions']['torch']}, {source}"
+    note = f"Left: {origin}. Right: results/{runs.name}."
     with matplotlib.rc_context({"svg.hashsalt": "momentumrnn", "font.size": 10}):
-        figure = Figure(figsize=(11.5, 1.3 + 0.46 * max(len(found), len(NETWORKS))), facecolor="white")
+        figure = Figure(figsize=(11.5, 1.3 + 0.46 * max(len(shapes), len(NETWORKS))), facecolor="white")
         figure.set_layout_engine("constrained", rect=(0, 0.04, 1, 0.96), wspace=0.06)
         left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
-        draw_speed(left, found)
+        draw_speed(left, shapes)
         draw_accuracies(right, accuracies(runs))
         for axes in (left, right):
             axes.invert_yaxis()

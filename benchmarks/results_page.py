@@ -3,32 +3,41 @@
     python benchmarks/results_page.py           # writes the page
     python benchmarks/results_page.py --check   # only says whether the page is what it should be
 
-To add a row, add its name to one of the lists in the template. The same runs give the same page.
+To add a row, add its name to one of the lists in the template, which includes the files beside it for costs
+and for other tasks. The same runs give the same page.
 """
 
 import argparse
 import json
-import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-import torch
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from results_rows import (
+    CLIPPED_UP_TO,
+    FAILED_BELOW,
+    RELEASED,
+    Row,
+    largest_norm,
+    norms,
+    read_row,
+    still_from,
+)
 
-from momentumrnn import ScheduledRestart
 from momentumrnn.cells import ExtrapolatedLSTM
-from momentumrnn.experiments.config import Config
 from momentumrnn.experiments.cost import MODELS
-from momentumrnn.experiments.exhibits import GOAL, GRID_MU, GRID_STEP, GRIDS, exhibit, settings
-from momentumrnn.experiments.paper import RECIPES, Published, Recipe, recipe, released_loss
-from momentumrnn.experiments.report.gather import Runs, Seed, gather, outcome
-from momentumrnn.experiments.report.numbers import (
+from momentumrnn.experiments.paper.hyperparameters import settings
+from momentumrnn.experiments.paper.printed import GOAL, GRID_MU, GRID_STEP, GRIDS
+from momentumrnn.experiments.paper.published import Published, released_loss
+from momentumrnn.experiments.paper.recipes import RECIPES
+from momentumrnn.experiments.paper.tables import exhibit
+from momentumrnn.experiments.runs.gather import gather
+from momentumrnn.report.statistics import (
     Interval,
     against_paper,
     against_seeds,
@@ -38,145 +47,12 @@ from momentumrnn.experiments.report.numbers import (
     proportion,
     same_proportion,
 )
-from momentumrnn.init import Paper
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs/results.md"
 TEMPLATE = "results_page.md.jinja"
 WIDTH = 100
 INTERVAL = r"\[[-+\d.e]+, [-+\d.e]+\]"
-SEEDS = (0, 1, 2, 3, 4)
-FAILED_BELOW = 50.0
-"""A seed failed if its best test accuracy is below this, or if a value that is not finite stopped it."""
-CLIPPED_UP_TO = math.sqrt(torch.finfo(torch.float32).max)
-"""The largest gradient norm whose square float32 holds. Beyond it `clip_grad_norm_` makes the gradient 0."""
-RELEASED = {
-    "LSTM": {0: 0.260227919, 1: 0.259004951, 2: 0.289235085, 4: 0.292288572},
-    "MomentumLSTM": {0: 0.214894891, 1: 0.241787538, 2: 0.229982361, 3: 0.243286446, 4: 0.250039130},
-    "SRLSTM-released": {0: 0.220632046, 1: 0.246607050, 2: 0.312401593, 3: 0.239886567, 4: 0.408213168},
-}
-"""The lowest test loss of each seed on permuted MNIST with n = 256, from the authors' released curves.
-
-Source: the repository minhtannguyen/MomentumRNN at commit 56e57e5, folder result4plot_final, the files
-run-{lstm,mlstm,nlstm}-pmnist-*-seed-*_test_loss_*.json. Seed 3 of LSTM is not there.
-"""
-
-
-@dataclass(frozen=True)
-class Row:
-    """The five seeds of a recipe. Every seed counts: one that stopped counts with the epochs that it has.
-
-    best, valid: test accuracies in %, or test losses, of the best epoch and of the epoch that validation
-    selects; lowest: the lowest test loss; trained: the training loss in the last epoch.
-    """
-
-    recipe: Recipe
-    config: Config
-    seeds: Mapping[int, Seed]
-    best: Mapping[int, float]
-    valid: Mapping[int, float]
-    lowest: Mapping[int, float]
-    trained: Mapping[int, float]
-
-    @property
-    def model(self) -> str:
-        return self.recipe.name.split("/")[1]
-
-    @property
-    def task(self) -> str:
-        return self.recipe.name.split("/")[2]
-
-    @property
-    def seconds(self) -> float:
-        """Of the five seeds together."""
-        return float(max(seed.epochs[-1]["seconds"] for seed in self.seeds.values()))
-
-    @property
-    def minutes(self) -> float:
-        return self.seconds / 60
-
-    @cached_property
-    def failed(self) -> tuple[int, ...]:
-        stopped = {number for number, seed in self.seeds.items() if seed.state == "frozen"}
-        if self.config.task.metric == "accuracy":
-            stopped |= {number for number, value in self.best.items() if value < FAILED_BELOW}
-        return tuple(sorted(stopped))
-
-    @property
-    def failures(self) -> int:
-        return len(self.failed)
-
-    @property
-    def learning(self) -> tuple[int, ...]:
-        return tuple(number for number in SEEDS if number not in self.failed)
-
-    @property
-    def failed_seeds(self) -> list[Seed]:
-        return [self.seeds[number] for number in self.failed]
-
-    @property
-    def learning_seeds(self) -> list[Seed]:
-        return [self.seeds[number] for number in self.learning]
-
-    def of_learning(self, values: Mapping[int, float]) -> dict[int, float]:
-        return {number: values[number] for number in self.learning}
-
-    def at(self, key: str, epochs: tuple[int, int], scale: float = 1.0) -> dict[int, float]:
-        """The mean of a metric over some epochs, the last included, for each seed."""
-        part = slice(epochs[0] - 1, epochs[1])
-        lines = {number: seed.epochs[part] for number, seed in self.seeds.items()}
-        return {number: scale * mean(line[key] for line in found) for number, found in lines.items()}
-
-    def goal_lines(self) -> list[Mapping[str, Any] | None]:
-        """For each seed the first epoch with the accuracy to which the paper counts its times."""
-        lines = (seed.epochs[: self.config.epochs] for seed in self.seeds.values())
-        return [next((x for x in each if x["test_accuracy"] >= GOAL), None) for each in lines]
-
-    @property
-    def goal_epochs(self) -> list[int]:
-        return [line["epoch"] for line in self.goal_lines() if line is not None]
-
-    def at_the_end_below(self, bound: float) -> list[float]:
-        """The test accuracies in the last epoch that are below this."""
-        last = (100 * seed.epochs[-1]["test_accuracy"] for seed in self.seeds.values())
-        return [value for value in last if value < bound]
-
-    @property
-    def forget_bias(self) -> float:
-        """The initial one, of both sides together."""
-        if not isinstance(self.config.init, Paper):
-            raise ValueError(f"{self.recipe.name}: expected init.Paper, got {self.config.init}")
-        return 2 * self.config.init.forget_bias
-
-    @property
-    def gains(self) -> list[float]:
-        """By what a constant input is multiplied in each step between two restarts."""
-        momentum = self.config.momentum
-        if not isinstance(momentum, ScheduledRestart):
-            raise ValueError(f"{self.recipe.name}: expected ScheduledRestart, got {momentum}")
-        drive, found = 0.0, []
-        for k in range(momentum.every):
-            drive = k / (k + 3) * drive + float(momentum.step)
-            found.append(drive)
-        return found
-
-
-def read_row(runs: Runs, name: str, **changes: Any) -> Row:
-    """The row of a recipe, or of the same recipe with some fields of its Config changed."""
-    known = recipe(name)
-    config = replace(known.config, **changes)
-    seeds = dict(sorted(runs.of(config).items()))
-    if tuple(seeds) != SEEDS:
-        raise ValueError(f"{name}: expected the seeds {SEEDS} in results/runs, got {tuple(seeds)}")
-    short = [n for n, s in seeds.items() if s.state != "frozen" and len(s.epochs) < config.epochs]
-    if short:
-        raise ValueError(f"{name}: expected {config.epochs} epochs, but the seeds {short} have fewer")
-    parts = [outcome({n: s}, min(config.epochs, len(s.epochs))) for n, s in seeds.items()]
-    values = [
-        {number: value for part in parts for number, value in getattr(part, key).items()}
-        for key in ("best", "valid", "lowest", "trained")
-    ]
-    return Row(known, config, seeds, *values)
 
 
 def spread(values: Mapping[int, float], digits: int = 2) -> str:
@@ -261,11 +137,11 @@ def distance(row: Row, form: Callable[[Interval], str] = signed) -> str:
     if not row.recipe.published or row.recipe.published[0].quoted or "/SRLSTM/" in row.recipe.name:
         return "-"
     paper = row.recipe.published[0]
-    found = form(against_paper(list(row.best.values()), paper))
+    of_all = form(against_paper(list(row.best.values()), paper))
     if not row.failed:
-        return found
+        return of_all
     learning = list(row.of_learning(row.best).values())
-    return f"{found}; {len(learning)} learn: {form(against_paper(learning, paper))}"
+    return f"{of_all}; {len(learning)} learn: {form(against_paper(learning, paper))}"
 
 
 def published(row: Row) -> str:
@@ -273,19 +149,18 @@ def published(row: Row) -> str:
     return "; ".join(map(number_of_paper, row.recipe.published)) or "-"
 
 
-def number_of_paper(p: Published) -> str:
-    return f"{p.value:g}" + (" q" if p.quoted else "" if p.std is None else f" ± {p.std:g}")
+def number_of_paper(number: Published) -> str:
+    """A published number and its deviation; q: quoted."""
+    deviation = "" if number.std is None else f" ± {number.std:g}"
+    return f"{number.value:g}" + (" q" if number.quoted else deviation)
 
 
 def published_gain(row: Row, plain: Row) -> str:
     """The published gain over each number that the paper quotes for LSTM."""
     if row.model == "SRLSTM" or not row.recipe.published:
         return "-"
-    return gains_text([row.recipe.published[0].value - p.value for p in plain.recipe.published])
-
-
-def gains_text(values: Sequence[float]) -> str:
-    return " to ".join(f"{value:+.2f}" for value in sorted(values))
+    gains = sorted(row.recipe.published[0].value - number.value for number in plain.recipe.published)
+    return " to ".join(f"{gain:+.2f}" for gain in gains)
 
 
 def between(values: Sequence[float], form: str = "g") -> str:
@@ -297,11 +172,11 @@ def between(values: Sequence[float], form: str = "g") -> str:
 def goal_cells(row: Row) -> str:
     """Two cells of a table: after how many epochs, and seconds, the seeds were there."""
     lines = row.goal_lines()
-    there = [line for line in lines if line is not None]
-    if not there:
+    reached = [line for line in lines if line is not None]
+    if not reached:
         return "never | -"
-    never = f", {len(lines) - len(there)} never" if len(there) < len(lines) else ""
-    epochs, seconds = (between([round(line[key]) for line in there]) for key in ("epoch", "seconds"))
+    never = f", {len(lines) - len(reached)} never" if len(reached) < len(lines) else ""
+    epochs, seconds = (between([round(line[key]) for line in reached]) for key in ("epoch", "seconds"))
     return f"{epochs}{never} | {seconds}"
 
 
@@ -319,31 +194,10 @@ def loss_cells(row: Row) -> str:
     return f"{theirs} | {spread(row.lowest, 4)} | - | {paired}"
 
 
-def norms(seed: Seed, epochs: int = 4) -> list[str]:
-    """The mean gradient norm in each of the first epochs."""
-    steps, begun = seed.epochs[0]["step"], 0
-    found = [0.0] * epochs
-    for line in seed.steps:
-        if line["step"] <= epochs * steps:
-            found[(line["step"] - 1) // steps] += line["norm"] * (line["step"] - begun) / steps
-        begun = line["step"]
-    return [f"{norm:.2g}" if norm < 1e3 else re.sub(r"e\+0*", "e", f"{norm:.0e}") for norm in found]
-
-
-def largest_norm(seed: Seed) -> float:
-    return float(max(line["norm"] for line in seed.steps))
-
-
-def still_from(seed: Seed) -> int:
-    """The first epoch after which the test loss stays what it is."""
-    losses = [line["test_loss"] for line in seed.epochs]
-    return next(i + 1 for i in range(len(losses)) if len(set(losses[i:])) == 1)
-
-
 def epoch_minutes(costs: Mapping[str, Any], kind: str, row: Row, images: int) -> float:
     """One epoch of one seed, by the time of a sample."""
-    found = costs[f"{kind}/{row.model}"]
-    return float(images * found["train_ms"] + 10_000 * found["eval_ms"]) / 60e3
+    cost = costs[f"{kind}/{row.model}"]
+    return float(images * cost["train_ms"] + 10_000 * cost["eval_ms"]) / 60e3
 
 
 def printed_epochs(model: str) -> float:
@@ -361,17 +215,17 @@ def printed_epochs(model: str) -> float:
 
 def cost_rows(costs: Mapping[str, Any]) -> list[str]:
     """The evaluation costs of tables 14 and 15 as cells of a table."""
-    found = []
+    rows = []
     for model in MODELS:
         cells = [model]
         for unit, table in (("ms", "table14"), ("mb", "table15")):
             for kind in ("ours", "torch.nn", "listing"):
-                known = costs.get(f"{kind}/{model}")
-                cells.append("-" if known is None else f"{known[f'eval_{unit}']:.3g}")
+                cost = costs.get(f"{kind}/{model}")
+                cells.append("-" if cost is None else f"{cost[f'eval_{unit}']:.3g}")
             lines = {(line.model, line.column): line for line in exhibit(table).lines}
             cells.append(f"{lines[model, 'evaluation'].published[0].value:g}")
-        found.append(" | ".join(cells))
-    return found
+        rows.append(" | ".join(cells))
+    return rows
 
 
 def context(results: Path) -> dict[str, Any]:
@@ -409,7 +263,7 @@ def context(results: Path) -> dict[str, Any]:
         wins,
     )
     timit = GRIDS["TIMIT, n = 158: mean squared error"]
-    text = next(x for x in settings("table7")["MomentumLSTM"] if x["dataset"] == "PTB")
+    text = next(row for row in settings("table7")["MomentumLSTM"] if row["dataset"] == "PTB")
     mnist = {row.config.id for name, row in RECIPES.items() if "LSTM" in name and "/MNIST/" in name}
     return {function.__name__: function for function in functions} | {
         "row": lambda name, **changes: read_row(runs, name, **changes),
@@ -437,13 +291,13 @@ def render(results: Path, folder: Path | None = None) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    known = context(results)
-    environment.filters |= {"row": known["row"], "largest_norm": largest_norm, "still_from": still_from}
+    names = context(results)
+    environment.filters |= {"row": names["row"], "largest_norm": largest_norm, "still_from": still_from}
     environment.filters |= {"number_of_paper": number_of_paper, "mean_of_seeds": mean_of_seeds}
     template = environment.get_template(TEMPLATE)
     # The page says how many intervals it has.
-    intervals = len(re.findall(INTERVAL, template.render(known, intervals=0)))
-    return wrapped(template.render(known, intervals=intervals))
+    intervals = len(re.findall(INTERVAL, template.render(names, intervals=0)))
+    return wrapped(template.render(names, intervals=intervals))
 
 
 def wrapped(text: str, width: int = WIDTH) -> str:
@@ -461,11 +315,11 @@ def wrapped(text: str, width: int = WIDTH) -> str:
 def _wrapped(text: str, width: int) -> str:
     joined = " ".join(text.split())
     # Numbers stay together with their intervals, deviations and units.
-    kept = re.sub(INTERVAL, lambda found: found[0].replace(" ", "\0"), joined)
-    kept = re.sub(r" (?=(?:± |= |%|\[[-+\d]))", "\0", kept)
-    kept = re.sub(r"(?<=±|=) ", "\0", kept)
+    bound = re.sub(INTERVAL, lambda match: match[0].replace(" ", "\0"), joined)
+    bound = re.sub(r" (?=(?:± |= |%|\[[-+\d]))", "\0", bound)
+    bound = re.sub(r"(?<=±|=) ", "\0", bound)
     indent, lines = "  " if text.startswith("- ") else "", [""]
-    for word in kept.split(" "):
+    for word in bound.split(" "):
         # A line that begins like a list item would become one.
         fits = len(lines[-1]) + 1 + len(word) <= width
         if lines[-1] and (fits or re.fullmatch(r"[-+*#]|\d+[.)]", word)):

@@ -23,10 +23,10 @@ from torch.func import functional_call
 from momentumrnn import HeavyBall
 from momentumrnn.cuda_graph import captured
 from momentumrnn.experiments import PMNIST, Config, configure
+from momentumrnn.experiments.engine.devices import torch_settings
+from momentumrnn.experiments.engine.replicas import Replicas
 from momentumrnn.experiments.models import build
-from momentumrnn.experiments.replicas import Replicas
 from momentumrnn.experiments.tasks import Data
-from momentumrnn.experiments.trainer import torch_settings
 from momentumrnn.provenance import provenance
 
 STEPS_OF_PAPER = 70350

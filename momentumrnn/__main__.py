@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from .cli.words import check_task, refuse, seeds
+from .cli.options import check_task, read_seeds, refuse
 from .installation import install_command
 
 if TYPE_CHECKING:
@@ -40,6 +40,11 @@ def default(words: str, metavar: str | None = None) -> object:
 
 CACHE = "$MOMENTUMRNN_DATA if it is set, else a folder of the user's cache"
 DEVICE = "cuda if there is a GPU, else cpu"
+THREADS = "1 for each seed of a small network, else all cores that this process may use, shared by the seeds"
+Imports = Annotated[
+    UseAppendAction[tuple[tuple[str, ...], ...]],
+    arg(name="import", metavar="MODULE|FILE [MODULE|FILE ...]", help_behavior_hint="(default: none)"),
+]
 
 
 @dataclass(frozen=True)
@@ -48,13 +53,17 @@ class Run:
 
     Give --task or --recipe. With --recipe, an option that you leave out has the recipe's value. With --task,
     it has the default below, which is the paper's for the task. Write tasks, cells and momenta as in Python,
-    such as "Adding(length=750)" or "HeavyBall(mu=0.9, step=2.0)".
+    such as "Adding(length=750)" or "HeavyBall(mu=0.9, step=2.0)". --import makes classes of your own known.
+    All settings are shown before training.
     """
 
     task: Annotated[str, arg(help_behavior_hint="(this or --recipe is required)")] = ""
-    """Adding(...), Copying(...), MNIST(...) or PMNIST(...), such as "Adding(length=50)"."""
+    """Adding(...), Copying(...), MNIST(...), PMNIST(...) or one of your own, such as "Adding(length=50)"."""
     recipe: Annotated[str, arg(help_behavior_hint="(this or --task is required)")] = ""
     """A training run of the paper, such as figure4/LSTM/Adding/128. momentumrnn recipes lists them all."""
+    imports: Imports = ()
+    """Makes your own tasks, cells, momenta and inits known.
+    Name a module such as my_package.tasks, or a file such as my_task.py."""
     seeds: str = "0"
     """One seed such as 3, or several such as 0-4 or 0,2,7. Several seeds are trained together."""
     cell: Annotated[str, default("LSTM(); with --orthogonal True: Elman(nonlinearity='modrelu')")] = ""
@@ -112,14 +121,26 @@ class Run:
     """Give the same numbers each time."""
     log_every: Annotated[int | None, default("50", "INT")] = None
     """Steps between two losses in metrics.jsonl."""
+    patience: Annotated[int | None, default("0", "INT")] = None
+    """Stop after so many epochs without a better result on the validation set; 0: never."""
+    settings: Annotated[
+        UseAppendAction[tuple[tuple[str, ...], ...]],
+        arg(name="set", metavar="PATH=VALUE [PATH=VALUE ...]", help_behavior_hint="(default: none)"),
+    ] = ()
+    """Change any setting, also one inside a description: --set momentum.mu=0.3 task.permutation=seed.
+    It applies after the options above. A recipe with other settings is named by what differs."""
+    changed_source: Literal["refuse", "new"] = "refuse"
+    """What to do if a class of your own has changed since a run with the same settings was begun.
+    refuse: train nothing, and name both ways out. new: start a new run beside it."""
     root: Path = Path("runs")
     """The folder of the run folders."""
     data: Annotated[Path | None, default(CACHE, "PATH")] = None
     """The folder of the data sets."""
-    device: Annotated[Literal["cpu", "cuda"] | None, default(DEVICE, "{cpu,cuda}")] = None
-    """Where to train."""
-    threads: Annotated[int | None, default("torch's choice", "INT")] = None
-    """CPU threads. On a machine that others use too, 1 is faster: torch's threads wait for one another."""
+    device: Annotated[str | None, default(DEVICE, "NAME")] = None
+    """Where to train: cpu, cuda, or one GPU of several, such as cuda:1."""
+    threads: Annotated[int | None, default(THREADS, "INT")] = None
+    """CPU threads, of all seeds together. A run that goes on has by default those that it had.
+    On a machine that others use too, 1 is faster: torch's threads wait for one another."""
     tensorboard: bool = False
     """Also write TensorBoard's files into the run folders."""
 
@@ -138,6 +159,8 @@ class Runs:
 
     root: Path = Path("runs")
     """The folder of the run folders."""
+    imports: Imports = ()
+    """A module or a file with classes of your own, by which runs are described."""
 
 
 @dataclass(frozen=True)
@@ -185,12 +208,11 @@ class Reproduce:
     """Open the page in a browser."""
     data: Annotated[Path | None, default(CACHE, "PATH")] = None
     """The folder of the data sets."""
-    device: Annotated[Literal["cpu", "cuda"] | None, default(f"{DEVICE}; for the demo cpu", "{cpu,cuda}")] = (
-        None
-    )
-    """Where to train."""
-    threads: Annotated[int | None, default("torch's choice", "INT")] = None
-    """CPU threads. On a machine that others use too, 1 is faster: torch's threads wait for one another."""
+    device: Annotated[str | None, default(f"{DEVICE}; for the demo cpu", "NAME")] = None
+    """Where to train: cpu, cuda, or one GPU of several, such as cuda:1."""
+    threads: Annotated[int | None, default(THREADS, "INT")] = None
+    """CPU threads, of all seeds together. A run that goes on has by default those that it had.
+    On a machine that others use too, 1 is faster: torch's threads wait for one another."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +225,8 @@ class Report:
     """The folder of the report. It gets report.html, results.md, and the folders figures and tables."""
     bench: Annotated[tuple[Path, ...], default("the files bench-*.json beside the run folders")] = ()
     """Files of momentumrnn bench --json to show in the report, or folders of such files."""
+    imports: Imports = ()
+    """A module or a file with classes of your own, by which runs are described."""
     open: bool = False
     """Open the page in a browser."""
 
@@ -329,7 +353,7 @@ def _main(args: list[str]) -> int:
         if isinstance(options, Run):
             check_task(options.task, options.recipe)
         if isinstance(options, Run | Reproduce) and options.seeds is not None:
-            seeds(options.seeds)
+            read_seeds(options.seeds)
     except ValueError as error:
         return refuse(f"{name}: {error}")
     code: int = import_module(f".cli.{name}", __package__).run(options, args)

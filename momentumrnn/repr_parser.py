@@ -1,8 +1,8 @@
-"""Reads what `repr` writes of a momentum, cell or other dataclass, and runs no code. Knows none of them."""
+"""Reads and writes a momentum, cell or other dataclass as its `repr`, and runs no code. Knows none of them."""
 
 import ast
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from typing import Any
 
@@ -47,6 +47,24 @@ def parse(text: str, known: Sequence[type], none: bool = False) -> Any:
         return kind(**given)
     except (TypeError, ValueError) as error:
         raise ValueError(f"expected {_example(kind)} or the like, got {text!r}: {error}") from None
+
+
+def spell(description: Any) -> str:
+    """The text of a dataclass that `parse` reads: its repr, without later fields that have their default.
+
+    A field that was added to a published class says so by `field(default=..., metadata={"since": 2})`. So what
+    older versions wrote, and what is named by it, stays as it was.
+
+    >>> from momentumrnn import HeavyBall
+    >>> spell(HeavyBall(mu=0.9)), spell(None)
+    ('HeavyBall(mu=0.9, step=1.0)', 'None')
+    """
+    shown = [f for f in fields(description) if f.repr] if is_dataclass(description) else []
+    omitted = [f for f in shown if "since" in f.metadata and getattr(description, f.name) == f.default]
+    if not omitted:
+        return repr(description)
+    values = [f"{f.name}={getattr(description, f.name)!r}" for f in shown if f not in omitted]
+    return f"{type(description).__qualname__}({', '.join(values)})"
 
 
 def nearest(name: str, known: Sequence[str] | dict[str, Any]) -> str:

@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 
 from momentumrnn.experiments.cost import MODELS as COSTED
-from momentumrnn.experiments.exhibits import exhibit
-from momentumrnn.experiments.paper import recipe
-from momentumrnn.experiments.report.gather import gather, outcome
+from momentumrnn.experiments.paper.recipes import recipe
+from momentumrnn.experiments.paper.tables import exhibit
+from momentumrnn.experiments.runs.gather import gather, outcome
 
 ROOT = Path(__file__).parent.parent
 SEEDS = [0, 1, 2, 3, 4]
@@ -20,6 +20,9 @@ SEEDS = [0, 1, 2, 3, 4]
 def script(name):
     """A script of the folder benchmarks, as a module."""
     if name not in sys.modules:
+        folder = str(ROOT / "benchmarks")  # from which a script imports, as when it is run
+        if folder not in sys.path:
+            sys.path.append(folder)
         spec = importlib.util.spec_from_file_location(name, ROOT / f"benchmarks/{name}.py")
         sys.modules[name] = importlib.util.module_from_spec(spec)  # where dataclass looks
         spec.loader.exec_module(sys.modules[name])
@@ -42,9 +45,9 @@ def outcomes():
 
     def of(name, epochs=150, **changes):
         config = replace(recipe(name).config, **changes)
-        found = outcome(runs().of(config), epochs)
-        assert sorted([*found.seeds, *found.frozen]) == [0, 1, 2, 3, 4]
-        return found, runs().of(config)
+        result = outcome(runs().of(config), epochs)
+        assert sorted([*result.seeds, *result.frozen]) == [0, 1, 2, 3, 4]
+        return result, runs().of(config)
 
     return of
 
@@ -52,8 +55,8 @@ def outcomes():
 def spread(values):
     if not values:
         return "-"
-    found = f"{statistics.mean(values.values()):.2f} ± {statistics.stdev(values.values()):.2f}"
-    return found if len(values) == 5 else f"{found} ({len(values)} seeds)"
+    text = f"{statistics.mean(values.values()):.2f} ± {statistics.stdev(values.values()):.2f}"
+    return text if len(values) == 5 else f"{text} ({len(values)} seeds)"
 
 
 def cells(text, head):
@@ -69,12 +72,12 @@ def assert_costs_are_those_measured(file, head, part):
     assert [row[0] for row in rows] == list(COSTED)
     key = {"training": "train", "evaluation": "eval"}[part]
     for model, *shown in rows:
-        found = [
+        expected = [
             f"{measured[name][f'{key}_{unit}']:.3g}" if (name := f"{kind}/{model}") in measured else "-"
             for unit in ("ms", "mb")
             for kind in ("ours", "torch.nn", "listing")
         ]
-        assert shown[:3] + shown[4:7] == found
+        assert shown[:3] + shown[4:7] == expected
         printed = [
             next(
                 line.published[0].value

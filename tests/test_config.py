@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import FrozenInstanceError, fields, replace
+from dataclasses import FrozenInstanceError, dataclass, field, fields, make_dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -19,7 +19,9 @@ from test_repr_parser import ODD
 import momentumrnn as mr
 from momentumrnn import cells, init
 from momentumrnn.experiments import MNIST, PMNIST, Adding, Config, Copying, configure
-from momentumrnn.experiments.config import read
+from momentumrnn.experiments import config as config_module
+from momentumrnn.experiments.config import SCHEMA, SchemaError, identity, read
+from momentumrnn.repr_parser import parse, spell
 
 for_all = settings(derandomize=True, deadline=None, max_examples=100, database=None)
 PLAIN = configure(Adding(length=20))
@@ -44,6 +46,7 @@ OTHERS = {
     "precision": "float64",
     "deterministic": False,
     "log_every": 7,
+    "patience": 3,
 }
 SAME_RUN = {"epochs", "log_every"}
 
@@ -326,3 +329,64 @@ def test_no_tensors_for_rates():
     """Two of them would have one spelling, and so one id; and seeds would share them."""
     with pytest.raises(ValueError, match="numbers for mu and step in an experiment, not tensors, got 'mu'"):
         configure(Adding(length=5), momentum=mr.HeavyBall(mu=torch.tensor(0.5)))
+
+
+@dataclass(frozen=True)
+class LaterConfig(Config):
+    """As a later version may have it, with one more field."""
+
+    dropout: float = field(default=0.0, metadata={"since": SCHEMA + 1})
+
+
+@pytest.fixture
+def later(monkeypatch):
+    """PLAIN, as a later version reads it."""
+    monkeypatch.setattr(config_module, "SCHEMA", SCHEMA + 1)
+    return LaterConfig.from_json(PLAIN.to_json(), schema=SCHEMA)
+
+
+def test_records_of_older_schemas_are_read_with_the_defaults(later):
+    assert later.dropout == 0.0
+    assert later.to_json() == {**PLAIN.to_json(), "dropout": 0.0}
+    # The first schema had no patience.
+    first = {name: value for name, value in PLAIN.to_json().items() if name != "patience"}
+    assert LaterConfig.from_json(first, schema=1) == later
+    assert Config.from_json(first, schema=1) == PLAIN
+    # What a record should have is what its schema says.
+    for values, schema in ((first, 2), (PLAIN.to_json(), 1), (PLAIN.to_json(), 3), (later.to_json(), 2)):
+        with pytest.raises(ValueError, match="a config should have the fields"):
+            LaterConfig.from_json(values, schema=schema)
+
+
+def test_a_later_field_is_of_the_id_where_it_is_not_its_default(later):
+    assert later.id == PLAIN.id
+    changed = replace(later, dropout=0.1)
+    assert changed.id != later.id
+    assert replace(changed, dropout=0.2).id not in (changed.id, later.id)
+    assert LaterConfig.from_json(changed.to_json(), schema=3) == changed
+    # In the place that it would have had from the start.
+    assert changed.id.rpartition("-")[0] == later.id.rpartition("-")[0]
+
+
+def test_a_record_of_a_newer_schema_is_refused():
+    with pytest.raises(SchemaError, match=f"schema {SCHEMA + 1}.* up to {SCHEMA}: update momentumrnn"):
+        Config.from_json({**PLAIN.to_json(), "dropout": 0.0}, schema=SCHEMA + 1)
+
+
+def test_a_later_field_of_a_description():
+    """Left out where it has its default: what is named by the description stays, its id and its data."""
+    since = field(default=0.0, metadata={"since": SCHEMA + 1})
+    kind = make_dataclass("Adding", [("noise", float, since)], bases=(Adding,), frozen=True)
+    old, new, other = Adding(length=7), kind(length=7), kind(length=7, noise=0.5)
+    assert spell(new) == spell(old) == repr(old)
+    assert spell(other) == "Adding(length=7, samples=5000, evaluation=1000, noise=0.5)"
+    for task in (new, other):
+        assert parse(spell(task), [kind]) == task
+        assert Config.from_json(configure(task).to_json(), [kind]).task == task
+    ids = [identity(configure(task).to_json(), {}) for task in (old, new, other)]
+    assert ids[0] == ids[1] == configure(old).id
+    assert ids[2] != ids[0]
+    drawn = [task.rows(task.load(None), seed=0, epoch=0)[0] for task in (old, new, other)]
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+    assert old.load(None).hashes == new.load(None).hashes != other.load(None).hashes

@@ -12,10 +12,10 @@ import torch
 from momentumrnn.bench import loop
 from momentumrnn.experiments import cost
 from momentumrnn.experiments.cost import CONTENDERS, MODELS, costs, measure, place
-from momentumrnn.experiments.folders import RunError
+from momentumrnn.experiments.engine.replicas import Replicas
 from momentumrnn.experiments.models import build
-from momentumrnn.experiments.paper import recipe
-from momentumrnn.experiments.replicas import Replicas
+from momentumrnn.experiments.paper.recipes import recipe
+from momentumrnn.experiments.runs.store import RunError
 from momentumrnn.experiments.tasks import PMNIST
 from momentumrnn.provenance import provenance
 
@@ -92,20 +92,20 @@ def test_a_script_takes_the_steps_of_ours():
         precision="float64",
         clip=0.1,
     )
-    data, found = cost._data(3, CPU), []
+    data, runs = cost._data(3, CPU), []
     for kind in ("ours", "listing", "definition"):
-        run = cost._made(kind, config, data, CPU, False)
-        each = []
+        runner = cost._runner(kind, config, data, CPU, False)
+        steps = []
         for _ in range(4):
-            run.step()
-            each.append(run.found)
-        found.append([*each, (run.evaluate(3),)])
-    (first, norm), *_, (last,) = found[0]
+            runner.step()
+            steps.append(runner.last_step)
+        runs.append([*steps, (runner.evaluate(3),)])
+    (first, norm), *_, (last,) = runs[0]
     assert norm > config.clip
     assert last < first
-    for other in found[1:]:
-        for got, want in zip(other, found[0], strict=True):
-            assert got == pytest.approx(want, rel=1e-10)
+    for other in runs[1:]:
+        for got, expected in zip(other, runs[0], strict=True):
+            assert got == pytest.approx(expected, rel=1e-10)
 
 
 def without_momentum(layer, x):
@@ -163,7 +163,7 @@ def test_ours_is_compared_too(monkeypatch):
     evaluate = Replicas.evaluate
 
     def spoilt(self, rows):
-        return [{k: 1.01 * v for k, v in found.items()} for found in evaluate(self, rows)]
+        return [{k: 1.01 * v for k, v in scores.items()} for scores in evaluate(self, rows)]
 
     monkeypatch.setattr(Replicas, "evaluate", spoilt)
     with pytest.raises(RunError, match="ours/LSTM is not timed: its loss"):
@@ -192,16 +192,16 @@ def test_the_clock(monkeypatch):
 
 def test_ours_is_timed_with_the_settings_of_the_trainer(monkeypatch):
     """The tests' own are others."""
-    step, found = Replicas.step, set()
+    step, fillings = Replicas.step, set()
 
-    def noted(self, index):
-        found.add(torch.utils.deterministic.fill_uninitialized_memory)
+    def record(self, index):
+        fillings.add(torch.utils.deterministic.fill_uninitialized_memory)
         step(self, index)
 
-    monkeypatch.setattr(Replicas, "step", noted)
+    monkeypatch.setattr(Replicas, "step", record)
     assert torch.utils.deterministic.fill_uninitialized_memory
     measure("ours/LSTM", CPU, **TINY)
-    assert found == {False}
+    assert fillings == {False}
 
 
 def test_torch_is_left_as_it_was():
@@ -266,14 +266,14 @@ def test_stopped_anywhere_and_repeated_it_is_complete(tmp_path, monkeypatch):
         monkeypatch.setattr(cost, "measure", fake(calls, stop))
         with pytest.raises(KeyboardInterrupt):
             costs(path, "cpu", note=lambda text: None)
-        kept = json.loads(path.read_text())["rows"] if stop else {}
-        assert list(kept) == list(CONTENDERS)[:stop] == calls
+        rows = json.loads(path.read_text())["rows"] if stop else {}
+        assert list(rows) == list(CONTENDERS)[:stop] == calls
         assert path.exists() == bool(stop)
         monkeypatch.setattr(cost, "measure", fake(calls))
         content = costs(path, "cpu", note=lambda text: None)
         assert calls == list(CONTENDERS)
         assert json.loads(path.read_text()) == content
-        assert {name: content["rows"][name] for name in kept} == kept
+        assert {name: content["rows"][name] for name in rows} == rows
 
 
 @pytest.mark.usefixtures("tiny")
@@ -350,7 +350,7 @@ def test_a_folder_in_its_place_is_refused(tmp_path):
 
 
 def test_a_device_that_is_none_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="device should be 'cpu' or 'cuda', got 'tpu'"):
+    with pytest.raises(ValueError, match=r"device should be 'cpu', 'cuda' or .*, got 'tpu'"):
         costs(tmp_path / "cost.json", "tpu")
 
 

@@ -10,9 +10,10 @@ import momentumrnn as mr
 from momentumrnn.experiments import demo
 from momentumrnn.experiments.demo import NETWORKS, entry, pairs
 from momentumrnn.experiments.models import build
-from momentumrnn.experiments.paper import matched_step
-from momentumrnn.experiments.report import curves, demo_tables
-from momentumrnn.experiments.report.gather import Runs, Seed
+from momentumrnn.experiments.paper.controls import matched_step
+from momentumrnn.experiments.runs.gather import Runs
+from momentumrnn.experiments.runs.read import RunRecord
+from momentumrnn.report import curves, demo_tables
 
 BY_NAME = {network.name: network for network in NETWORKS}
 STEPS = demo.steps()
@@ -71,14 +72,14 @@ def fabricated(losses, state="done", result=None):
     """Runs of the demo with these validation losses: by network, then by seed; None: not finite."""
     by_id = {}
     for name, seeds in losses.items():
-        found = {}
+        records = {}
         for number, values in enumerate(seeds):
             epochs = [
                 {"epoch": e, "step": STEPS * e, "train_loss": 0.1, "validation_loss": v, "test_loss": 0.1}
                 for e, v in enumerate(values, 1)
             ]
-            found[number] = Seed(Path("a"), state, seed=number, epochs=epochs, result=result)
-        by_id[entry(BY_NAME[name]).id] = found
+            records[number] = RunRecord(Path("a"), state, seed=number, epochs=epochs, result=result)
+        by_id[entry(BY_NAME[name]).id] = records
     return Runs(by_id, [])
 
 
@@ -91,15 +92,15 @@ def learned(**epochs):
 
 def test_seeds_that_stop_or_never_learn():
     losses = {"LSTM": [[0.1, 0.05, 0.01], [0.1, None, 0.03], [0.1, 0.02]], "MomentumLSTM": [[0.2] * 3]}
-    found = demo_tables.demo(fabricated(losses))
+    table = demo_tables.demo(fabricated(losses))
     half, end = (f"validation loss after {STEPS * e} steps" for e in (1, 3))
-    assert found.columns == ("network", "what it is", "steps to a loss below 0.0833", half, f"{end} (seeds)")
-    lstm, momentum, control, *_ = (row.cells for row in found.rows)
+    assert table.columns == ("network", "what it is", "steps to a loss below 0.0833", half, f"{end} (seeds)")
+    lstm, momentum, control, *_ = (row.cells for row in table.rows)
     ends = "0.0200 ± 0.0141 (2); seed 2: epoch 2 of 3"
     assert lstm == ("LSTM", "no momentum", f"{2 * STEPS} to {3 * STEPS}", "0.1000 ± 0.0000", ends)
     assert momentum[1:] == ("HeavyBall(mu=0.6, step=1.0)", "not yet", "0.2000", "0.2000 (1)")
     assert control[1:] == ("control of MomentumLSTM: same gain", *["not run"] * 3)
-    assert [row.kind for row in found.rows] == ["", "", *["absent"] * (len(NETWORKS) - 2)]
+    assert [row.kind for row in table.rows] == ["", "", *["absent"] * (len(NETWORKS) - 2)]
 
 
 def test_a_seed_that_fails_is_counted():
@@ -172,7 +173,7 @@ def test_what_was_trained():
 def test_a_network_and_its_control_have_one_colour():
     """A line by itself is solid, a control is broken; no two lines look alike."""
     plot = curves.demo(fabricated({name: [[0.1, 0.01]] for name in BY_NAME}))
-    looks = {each.name: (each.colour, each.dash) for each in plot.series}
+    looks = {line.name: (line.colour, line.dash) for line in plot.series}
     assert list(looks) == list(BY_NAME)
     assert len(set(looks.values())) == len(looks)
     for network, control in pairs():

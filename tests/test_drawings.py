@@ -10,7 +10,7 @@ import torch
 
 import momentumrnn as mr
 from momentumrnn.experiments import Copying
-from momentumrnn.experiments.report import drawings
+from momentumrnn.report import drawings
 
 matplotlib = pytest.importorskip("matplotlib", reason="drawings need the extra momentumrnn[all]")
 
@@ -95,10 +95,10 @@ def test_the_drawn_cell_is_the_layer(name):
 
 
 def reached(wires, start):
-    found = {start}
-    while more := {end for begin, end in wires if begin in found} - found:
-        found |= more
-    return found
+    reached = {start}
+    while more := {end for begin, end in wires if begin in reached} - reached:
+        reached |= more
+    return reached
 
 
 @pytest.mark.parametrize("name", DIAGRAMS)
@@ -178,7 +178,7 @@ def test_colours_tell_symbols_apart():
         strict=True,
     ):
         colours.setdefault(text.get_text(), set()).add(patch.get_facecolor())
-    assert all(len(each) == 1 for each in colours.values())
+    assert all(len(fills) == 1 for fills in colours.values())
     assert len(set.union(*colours.values())) == len(colours) == 6
 
 
@@ -205,7 +205,7 @@ def test_each_has_a_text_alternative():
 
 def test_matplotlib_comes_with_the_drawing_and_pyplot_never():
     code = (
-        "import sys; from momentumrnn.experiments.report import drawings;"
+        "import sys; from momentumrnn.report import drawings;"
         "print('matplotlib' in sys.modules); drawings.cells(); drawings.copying();"
         "print('matplotlib' in sys.modules, 'matplotlib.pyplot' in sys.modules)"
     )

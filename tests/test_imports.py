@@ -4,6 +4,7 @@ A fresh process needs seconds to import torch. So a server imports torch, and no
 child for each case; a few cases run in processes that are really fresh.
 """
 
+import importlib
 import inspect
 import json
 import os
@@ -282,3 +283,27 @@ def test_old_imports_still_work():
     for name in OLD:
         with pytest.raises(AttributeError, match=f"module 'momentumrnn.{name}' has no attribute 'nonsense'"):
             getattr(mr, name).nonsense  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("experiments.trainer.Watcher", "experiments.engine.watcher.Watcher"),
+        ("experiments.trainer.Run", "experiments.engine.run.Run"),
+        ("experiments.trainer.train", "experiments.engine.train.train"),
+        ("experiments.trainer.Interrupted", "experiments.engine.signals.Interrupted"),
+        ("experiments.folders.RunError", "experiments.runs.store.RunError"),
+        ("experiments.report.report", "report.report"),
+        ("experiments.report.ReportError", "report.ReportError"),
+    ],
+)
+def test_old_homes_of_the_experiments_still_work(old, new):
+    pytest.importorskip("safetensors", reason="experiments need safetensors, of the extra momentumrnn[all]")
+    old_home, _, name = f"momentumrnn.{old}".rpartition(".")
+    home = importlib.import_module(f"momentumrnn.{new}".rpartition(".")[0])
+    with pytest.warns(DeprecationWarning, match=f"{old} is now momentumrnn.{new}$"):
+        value = getattr(importlib.import_module(old_home), name)
+    assert value is getattr(home, name)
+    assert name in dir(importlib.import_module(old_home))
+    with pytest.raises(AttributeError, match=f"module '{old_home}' has no attribute 'nonsense'"):
+        importlib.import_module(old_home).nonsense  # noqa: B018

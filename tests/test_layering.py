@@ -68,8 +68,15 @@ ONLY_FOR = {
     "constraints": "api",
     "paper_names": "api names",
     "api": "",
+    # The report and the readers of runs know nothing of how a run is trained.
+    "experiments.engine": "experiments cli",
+    "experiments.engine.replicas": "experiments.engine experiments.cost experiments.estimate",
+    "experiments.cost": "cli",
+    "experiments.estimate": "experiments.schedule",
+    "experiments.schedule": "cli",
+    "cli": "cli __main__",
 }
-# The rest: each module, and the modules of ours that it may import.
+# The benchmark: each module, and the modules of ours that it may import.
 BENCH = {
     "bench": """bench.cases bench.failures bench.memory bench.options bench.parity bench.rivals bench.table
         bench.timing provenance""",
@@ -82,86 +89,68 @@ BENCH = {
     "bench.table": "bench.timing",
     "bench.timing": "cuda_graph bench.cases bench.failures bench.parity",
 }
-EXPERIMENTS = {
-    "experiments.data": "installation repr_parser",
-    "experiments.tasks.base": "",
-    "experiments.tasks.synthetic": "experiments.tasks.base",
-    "experiments.tasks.mnist": "experiments.data experiments.tasks.base",
-    "experiments.tasks": "experiments.tasks.base experiments.tasks.mnist experiments.tasks.synthetic",
-    "experiments.config": "cells init momentum repr_parser experiments.tasks",
-    "experiments.models": "constraints layers experiments.config experiments.tasks",
-    "experiments.replicas": """backends.registry constraints cuda_graph experiments.config experiments.models
-        experiments.tasks""",
-    "experiments.folders": "experiments.config",
-    "experiments.trainer": """constraints installation provenance experiments.config experiments.folders
-        experiments.models experiments.replicas experiments.tasks""",
-    "experiments.paper": "cells init momentum repr_parser experiments.config experiments.tasks",
-    "experiments.exhibits": "cells momentum repr_parser experiments.config experiments.paper",
-    "experiments.demo": "init momentum experiments.config experiments.tasks",
-    "experiments.pace": """experiments.config experiments.models experiments.replicas experiments.tasks
-        experiments.tasks.mnist experiments.trainer""",
-    "experiments.cost": """cuda_graph provenance repr_parser bench experiments.config experiments.folders
-        experiments.models experiments.paper experiments.replicas experiments.tasks
-        experiments.tasks.mnist experiments.trainer""",
-    "experiments.report.gather": "experiments.config experiments.folders experiments.trainer",
-    "experiments.report.numbers": "experiments.paper",
-    "experiments.report.tables": """experiments.config experiments.exhibits experiments.paper
-        experiments.report.gather experiments.report.numbers""",
-    "experiments.report.demo_tables": """experiments.demo experiments.report.gather
-        experiments.report.tables""",
-    "experiments.report.result_tables": """cells experiments.config experiments.exhibits experiments.paper
-        experiments.report.gather experiments.report.numbers experiments.report.tables""",
-    "experiments.report.cost_tables": """experiments.exhibits experiments.paper experiments.report.gather
-        experiments.report.tables""",
-    "experiments.report.findings": """experiments.exhibits experiments.paper experiments.report.gather
-        experiments.report.numbers experiments.report.result_tables experiments.report.tables""",
-    "experiments.report.curves": """experiments.demo experiments.exhibits experiments.paper
-        experiments.report.demo_tables experiments.report.gather experiments.report.result_tables""",
-    "experiments.report.bars": """experiments.exhibits experiments.report.cost_tables
-        experiments.report.tables""",
-    "experiments.report.speed": """experiments.report.bars experiments.report.gather
-        experiments.report.tables""",
-    "experiments.report.drawings": "experiments.tasks",
-    "experiments.report.figures": "experiments.report.bars experiments.report.curves",
-    "experiments.report.content": """experiments.demo experiments.exhibits experiments.paper
-        experiments.report.bars experiments.report.cost_tables experiments.report.curves
-        experiments.report.demo_tables experiments.report.findings experiments.report.gather
-        experiments.report.result_tables experiments.report.speed experiments.report.tables""",
-    "experiments.report.text": "experiments.report.content experiments.report.tables",
-    "experiments.report.page": """experiments.report.bars experiments.report.content experiments.report.curves
-        experiments.report.drawings experiments.report.tables""",
-    "experiments.report": """installation experiments.exhibits experiments.folders experiments.report.content
-        experiments.report.drawings experiments.report.figures experiments.report.gather
-        experiments.report.page experiments.report.text""",
-    "experiments.plan": """repr_parser experiments.config experiments.demo experiments.exhibits
-        experiments.pace experiments.paper experiments.report experiments.report.gather""",
-    "experiments": "experiments.config experiments.models experiments.tasks experiments.trainer",
+# What is built on the library, from the bottom up, in the same way. Beside the lines above its own, each part may
+# import these modules of the library.
+FROM_LIBRARY = {
+    "experiments": """backends.registry bench cells constraints cuda_graph init installation layers momentum
+        provenance repr_parser""",
+    "report": "cells installation",
+    "cli": "bench installation provenance",
+    "__main__": "installation",
 }
-CLI = {
-    "cli": "",
-    "cli.words": "",
-    "cli.display": "experiments experiments.config experiments.trainer cli.words",
-    "cli.bench": "bench cli.words",
-    "cli.data": "experiments experiments.data cli.words",
-    "cli.run": """experiments experiments.config experiments.data experiments.folders experiments.paper
-        experiments.trainer cli.display cli.words""",
-    "cli.recipes": "experiments experiments.paper cli.run cli.words",
-    "cli.runs": "experiments experiments.config experiments.folders cli.words",
-    "cli.report": "experiments experiments.folders experiments.report experiments.report.speed cli.words",
-    "cli.reproduce": """provenance experiments experiments.cost experiments.data experiments.exhibits
-        experiments.folders experiments.plan experiments.report experiments.report.demo_tables
-        experiments.report.gather experiments.report.result_tables experiments.trainer cli.display cli.report
-        cli.words""",
-    "__main__": "installation cli.words",
-}
-MAY_IMPORT = {name: set(names.split()) for name, names in ({"": "api"} | BENCH | EXPERIMENTS | CLI).items()}
+BUILT_ON_IT = [
+    """experiments.data experiments.engine experiments.engine.signals experiments.paper.printed
+        experiments.paper.rows experiments.runs experiments.runs.checksums experiments.sources
+        experiments.sources.bytecode experiments.sources.text experiments.tasks.base""",
+    """experiments.sources.hashes experiments.paper.published experiments.tasks.mnist
+        experiments.tasks.synthetic""",
+    "experiments.tasks",
+    "experiments.config",
+    """experiments.demo experiments.paper.controls experiments.runs.store experiments.settings
+        experiments.threads experiments.user_classes""",
+    """experiments.engine.devices experiments.models experiments.paper.recipes experiments.runs.read
+        experiments.runs.neighbours""",
+    """experiments.engine.replicas experiments.engine.run experiments.engine.task_check experiments.paper
+        experiments.runs.gather""",
+    """experiments.engine.tensorboard experiments.engine.watcher experiments.paper.hyperparameters
+        experiments.paper.tables""",
+    "experiments.engine.results",
+    "experiments.engine.loop",
+    "experiments.engine.train",
+    "experiments",
+    "experiments.cost experiments.estimate",
+    "experiments.schedule",
+    "report.drawings report.errors report.plots report.statistics report.table",
+    "report.cost_files report.settings_tables report.wording",
+    "report.comparisons report.controls report.cost_tables report.demo_tables report.tables",
+    "report.bars report.findings report.result_tables",
+    "report.curves report.figures report.speed",
+    "report.content",
+    "report.page report.text",
+    "report.output",
+    "report",
+    "experiments.folders experiments.report experiments.trainer",
+    "cli cli.options",
+    "cli.display cli.report_files cli.torch_options",
+    "cli.bench cli.data cli.recipes cli.report cli.reproduce cli.run cli.runs",
+    "__main__",
+]
+MAY_IMPORT = {name: set(names.split()) for name, names in ({"": "api"} | BENCH).items()}
 # Their imports are in a table, so they can't be read here; `test_imports` runs them.
-DYNAMIC = {"", "__main__", "modules"}
+DYNAMIC = {
+    "",
+    "__main__",
+    "experiments.folders",
+    "experiments.trainer",
+    "experiments.user_classes",
+    "modules",
+}
 # What each part may import beside torch, numpy and the standard library, most of it where it is used.
 EXTRAS = {
     "__main__": {"tyro"},
     "cli": {"rich"},
-    "experiments": {"jinja2", "matplotlib", "plotly", "pooch", "safetensors", "scipy"},
+    "experiments": {"pooch", "safetensors"},
+    "report": {"jinja2", "matplotlib", "plotly", "scipy"},
 }
 
 
@@ -285,9 +274,13 @@ def allowed(name: str) -> set[str]:
     """The modules of ours that a module may import."""
     if name in MAY_IMPORT:
         return MAY_IMPORT[name]
-    height = next(i for i, line in enumerate(LIBRARY) if name in line.split())
-    lower = {other for line in LIBRARY[:height] for other in line.split()}
-    return {other for other in lower if visible(other, name)}
+    part = name.split(".")[0]
+    order = BUILT_ON_IT if part in FROM_LIBRARY else LIBRARY
+    height = next(i for i, line in enumerate(order) if name in line.split())
+    lower = {other for line in order[:height] for other in line.split() if visible(other, name)}
+    # `__main__` loads a command when it runs.
+    lower &= {"cli.options"} if name == "__main__" else lower
+    return lower | set(FROM_LIBRARY.get(part, "").split())
 
 
 def visible(other: str, name: str) -> bool:
@@ -316,9 +309,13 @@ def test_imports_point_down(name):
 
 
 def test_the_table_is_complete():
-    listed = [name for line in LIBRARY for name in line.split()] + list(MAY_IMPORT)
+    listed = [name for line in (*LIBRARY, *BUILT_ON_IT) for name in line.split()] + list(MAY_IMPORT)
     assert sorted(listed) == sorted(FILES)
-    mentioned = {name for names in (*ONLY_FOR, *ONLY_FOR.values()) for name in names.split()}
+    mentioned = {
+        name
+        for names in (*ONLY_FOR, *ONLY_FOR.values(), *FROM_LIBRARY, *FROM_LIBRARY.values())
+        for name in names.split()
+    }
     assert mentioned | set().union(*MAY_IMPORT.values()) <= set(FILES)
 
 
@@ -330,7 +327,7 @@ def test_what_the_order_means():
     kernels = {n for n in allowed("stream_engines") if within(n, "kernels backends.cuda")}
     assert kernels == {"kernels.lstm_step"}
     for name in (n for line in LIBRARY for n in line.split()):
-        assert not {n for n in allowed(name) if within(n, "bench experiments cli __main__")}
+        assert not {n for n in allowed(name) if within(n, "bench experiments report cli __main__")}
     # The operator's form in plain torch uses the one definition.
     assert {"backends.reference", "momentum", "cells"} <= allowed("kernels.lstm_by_reference")
 
@@ -371,8 +368,15 @@ def tree(tmp_path):
         ("backends.native", "from ..kernels import op", "kernels.op"),
         ("kernels.nvrtc", "from ..backends import cuda", "backends.cuda"),
         ("stream_engines", "from .kernels import lstm_step, op", "kernels.op"),
-        ("experiments.folders", "from .report import gather", "experiments.report.gather"),
-        ("cli.data", "from ..experiments.report.gather import plain", "experiments.report.gather"),
+        ("experiments.runs.read", "from ..engine import loop", "experiments.engine.loop"),
+        ("experiments.runs.read", "from ..engine.loop import selected", "experiments.engine.loop"),
+        ("experiments.schedule", "from ..report import tables", "report.tables"),
+        ("experiments.config", "from .runs import store", "experiments.runs.store"),
+        ("experiments.tasks.mnist", "from ..config import Config", "experiments.config"),
+        ("report.tables", "from ..experiments.engine import run", "experiments.engine.run"),
+        ("report.tables", "from ..experiments.schedule import plan", "experiments.schedule"),
+        ("cli.recipes", "from .run import label", "cli.run"),
+        ("cli.data", "from ..kernels import op", "kernels.op"),
     ],
 )
 def test_forbidden_imports_are_seen(name, line, wrong, tree):
@@ -407,19 +411,16 @@ def test_allowed_imports_are_not_refused(tree):
 
 
 def test_packages_on_the_way_count(tmp_path):
-    """An import of `experiments.report.gather` runs `experiments.report`, if there is something to run."""
-    for package in ("", "experiments", "experiments/report", "cli"):
+    """An import of `experiments.runs.gather` runs `experiments.runs`, if there is something to run."""
+    for package in ("", "experiments", "experiments/runs", "cli"):
         (tmp_path / package).mkdir(exist_ok=True)
         (tmp_path / package / "__init__.py").touch()
-    (tmp_path / "experiments/report/gather.py").touch()
-    (tmp_path / "experiments/plan.py").write_text("from .report.gather import gather")
+    (tmp_path / "experiments/runs/gather.py").touch()
+    (tmp_path / "experiments/schedule.py").write_text("from .runs.gather import gather")
     files = modules(tmp_path)
-    assert Imports("experiments.plan", files).ours == {"experiments.report.gather"}
-    (tmp_path / "experiments/report/__init__.py").write_text("import torch")
-    assert Imports("experiments.plan", files).ours == {
-        "experiments.report",
-        "experiments.report.gather",
-    }
+    assert Imports("experiments.schedule", files).ours == {"experiments.runs.gather"}
+    (tmp_path / "experiments/runs/__init__.py").write_text("import torch")
+    assert Imports("experiments.schedule", files).ours == {"experiments.runs", "experiments.runs.gather"}
 
 
 # Private names of torch

@@ -6,7 +6,8 @@ import pytest
 from run_tables import cells
 
 import momentumrnn as mr
-from momentumrnn.experiments.exhibits import GRID_MU, GRID_STEP, GRIDS, settings
+from momentumrnn.experiments.paper.hyperparameters import settings
+from momentumrnn.experiments.paper.printed import GRID_MU, GRID_STEP, GRIDS
 
 PAGE = (Path(__file__).parent.parent / "docs/momentum.md").read_text()
 MODELS = {"table7": "MomentumLSTM", "table8": "AdamLSTM", "table9": "RMSPropLSTM", "table10": "SRLSTM"}

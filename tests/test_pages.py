@@ -2,8 +2,10 @@
 
 import importlib.util
 import re
+import sys
 import unicodedata
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import unquote
 
 import pytest
@@ -70,9 +72,32 @@ def test_extending(run):
     assert namespace["model"].rnn.momentum == mr.RMSProp(step=1.0, beta=0.9)
 
 
-def test_training(run, tmp_path):
+class Track:
+    """A run of W&B, as far as the page uses it. The page's block was also run with wandb 0.31, offline."""
+
+    all = []
+
+    def __init__(self, *, project, name, config, reinit):
+        self.name, self.lines, self.finished = name, [], False
+        Track.all.append(self)
+
+    def log(self, line, *, step):
+        self.lines.append((line["epoch"], step))
+
+    def finish(self):
+        self.finished = True
+
+
+def test_training(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(Track, "all", [])
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=Track))
     run("training.md")
-    assert len(list((tmp_path / "runs").iterdir())) == 2
+    names = [track.name for track in Track.all]
+    assert len(names) == len(set(names)) == 2
+    assert all(name in [path.name for path in (tmp_path / "runs").iterdir()] for name in names)
+    assert [track.lines for track in Track.all] == [[(1, 50), (2, 100)]] * 2
+    assert all(track.finished for track in Track.all)
+    assert len(list((tmp_path / "runs").iterdir())) == 4
 
 
 def test_the_names_of_the_paper_are_what_the_page_says():

@@ -18,7 +18,7 @@ SPEC = importlib.util.spec_from_file_location("picture", SCRIPT)
 picture = importlib.util.module_from_spec(SPEC)
 sys.modules["picture"] = picture  # where dataclass looks
 SPEC.loader.exec_module(picture)
-KEPT = ROOT / "docs/overview.svg"
+PUBLISHED = ROOT / "docs/overview.svg"
 
 
 def words(svg):
@@ -28,11 +28,11 @@ def words(svg):
 
 def ends(svg, name):
     """The least and the greatest x of each shape whose id begins so."""
-    found = {}
+    ends_by_id = {}
     for gid, path in re.findall(rf'<g id="({name}-\S+)">\s*<path d="([^"]*)"', svg):
         places = [float(x) for x in re.findall(r"[ML] ([\d.]+) ", path)]
-        found[gid] = min(places), max(places)
-    return found
+        ends_by_id[gid] = min(places), max(places)
+    return ends_by_id
 
 
 def widths(svg):
@@ -48,24 +48,24 @@ def drawn(tmp_path, result, name="some.json"):
     return done, out.read_text() if out.exists() else ""
 
 
-def test_the_kept_picture_is_that_of_its_files(tmp_path):
+def test_the_published_picture_is_that_of_its_files(tmp_path):
     """Figures, bars and means; letters may be of other fonts."""
-    kept = KEPT.read_text()
-    (name,) = (word for line in words(kept) for word in re.findall(r"[\w-]+\.json", line))
+    published = PUBLISHED.read_text()
+    (name,) = (word for line in words(published) for word in re.findall(r"[\w-]+\.json", line))
     source = ROOT / "results/bench" / name
-    done, made = drawn(tmp_path, json.loads(source.read_text()), source.name)
+    done, drawn_again = drawn(tmp_path, json.loads(source.read_text()), source.name)
     assert done.returncode == 0, done.stderr
-    assert words(made) == words(kept)
-    assert widths(made) == pytest.approx(widths(kept), rel=1e-3)
-    assert len(ends(made, "mean")) == 10
-    for gid, place in ends(made, "mean").items():
-        assert place == pytest.approx(ends(kept, "mean")[gid], abs=0.1)
+    assert words(drawn_again) == words(published)
+    assert widths(drawn_again) == pytest.approx(widths(published), rel=1e-3)
+    assert len(ends(drawn_again, "mean")) == 10
+    for gid, place in ends(drawn_again, "mean").items():
+        assert place == pytest.approx(ends(published, "mean")[gid], abs=0.1)
 
 
 def test_its_means_are_where_the_readme_has_them():
     """Ten means on one axis: their places are a straight line of the README's numbers."""
     rows = cells((ROOT / "README.md").read_text(), "| network | n = 128 | n = 256")
-    marks, pairs = ends(KEPT.read_text(), "mean"), []
+    marks, pairs = ends(PUBLISHED.read_text(), "mean"), []
     for i, (_, *shown) in enumerate(rows):
         for size, cell in zip((128, 256), shown, strict=True):
             pairs.append((float(cell.split()[0]), marks[f"mean-{i}-{size}"][0]))
@@ -76,7 +76,7 @@ def test_its_means_are_where_the_readme_has_them():
 
 def test_bars_begin_at_zero_and_are_as_long_as_the_ratios():
     rows = cells((ROOT / "README.md").read_text(), "| T, B, D, H | ours, eager")
-    svg = KEPT.read_text()
+    svg = PUBLISHED.read_text()
     ratios = []
     for _, eager, torch_eager, _, graph, torch_graph, _ in rows:
         ratios.append(float(graph) / float(torch_graph))
@@ -84,9 +84,9 @@ def test_bars_begin_at_zero_and_are_as_long_as_the_ratios():
     bars = ends(svg, "bar")
     assert len({round(low, 1) for low, _ in bars.values()}) == 1
     # The order of the rows is another.
-    found = sorted(high - low for low, high in bars.values())
-    unit = found[-1] / max(ratios)
-    assert [width / unit for width in found] == pytest.approx(sorted(ratios), rel=0.02, abs=0.005)
+    widths_of_bars = sorted(high - low for low, high in bars.values())
+    unit = widths_of_bars[-1] / max(ratios)
+    assert [width / unit for width in widths_of_bars] == pytest.approx(sorted(ratios), rel=0.02, abs=0.005)
 
 
 def case(shape, momentum="None", cell="lstm", **rows):
@@ -114,11 +114,11 @@ def test_what_is_drawn(tmp_path):
         case("eeeee", ours=None, torch=1.0),
         case("ffffff", ours=1.0, native=3.0),
     ]
-    found = picture.speeds(result(*cases))
+    shapes = picture.speeds(result(*cases))
     # The largest gain first.
-    assert list(found) == ["T 7, B 3, D 2, H 2", "T 7, B 3, D 2, H 1"]
-    assert found["T 7, B 3, D 2, H 1"]["graph"] == picture.Bar(2.5, 8.0, 4.0)
-    assert found["T 7, B 3, D 2, H 1"]["eager"] == picture.Bar(5.0, 16.0, 8.0)
+    assert list(shapes) == ["T 7, B 3, D 2, H 2", "T 7, B 3, D 2, H 1"]
+    assert shapes["T 7, B 3, D 2, H 1"]["graph"] == picture.Bar(2.5, 8.0, 4.0)
+    assert shapes["T 7, B 3, D 2, H 1"]["eager"] == picture.Bar(5.0, 16.0, 8.0)
     done, svg = drawn(tmp_path, result(*cases))
     assert done.returncode == 0, done.stderr
     assert {"1.00 of 10.0 ms", "2.00 of 20.0 ms", "2.50 of 8.00 ms", "5.00 of 16.0 ms"} <= set(words(svg))

@@ -5,10 +5,14 @@ must not change.
 """
 
 import json
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from momentumrnn.experiments.paper import RECIPES, recipe, variants
-from momentumrnn.experiments.report.gather import gather
+from momentumrnn.experiments import Config
+from momentumrnn.experiments import config as config_module
+from momentumrnn.experiments.config import identity, migrate
+from momentumrnn.experiments.paper.recipes import RECIPES, recipe, variants
+from momentumrnn.experiments.runs.gather import gather
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "golden" / "published.json"
@@ -38,6 +42,28 @@ def test_published_ids_names_and_numbers_are_as_they_were():
 def test_the_golden_file_has_all_that_is_published():
     golden, now = json.loads(GOLDEN.read_text()), published()
     assert {kind: set(now[kind]) for kind in now} == {kind: set(golden[kind]) for kind in golden}
+
+
+@dataclass(frozen=True)
+class LaterConfig(Config):
+    """As a later version may have it, with one more field."""
+
+    dropout: float = field(default=0.0, metadata={"since": 3})
+
+
+def test_a_later_field_changes_no_published_id(monkeypatch):
+    """That of a recipe, and that of a folder, which is read as it was written."""
+    monkeypatch.setattr(config_module, "SCHEMA", 3)
+    golden = json.loads(GOLDEN.read_text())
+    for name, expected in golden["recipes"].items():
+        config = recipe(name).config
+        later = LaterConfig(**{f.name: getattr(config, f.name) for f in fields(config)})
+        assert later.id == expected, name
+    for name, run in golden["runs"].items():
+        record = json.loads((ROOT / "results" / name / "config.json").read_text())
+        values = migrate(record["config"], record.get("schema", 1), LaterConfig)
+        assert values["dropout"] == 0.0
+        assert identity(values, {}, LaterConfig) == run["id"], name
 
 
 if __name__ == "__main__":

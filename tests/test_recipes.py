@@ -12,7 +12,9 @@ from torch.nn import functional
 import momentumrnn as mr
 from momentumrnn import cells
 from momentumrnn.experiments.config import Config
-from momentumrnn.experiments.paper import RECIPES, SOURCES, VARIANTS, matched_step, recipe
+from momentumrnn.experiments.paper.controls import VARIANTS, matched_step
+from momentumrnn.experiments.paper.published import SOURCES
+from momentumrnn.experiments.paper.recipes import RECIPES, recipe
 from momentumrnn.init import Dtriv, Paper
 
 F64 = torch.float64
@@ -88,10 +90,10 @@ every_row = pytest.mark.parametrize("name", RECIPES)
 
 def everything():
     """Each row, its variants and theirs."""
-    found = list(RECIPES)
-    for name in found:
-        found.extend(f"{name}/{variant}" for variant in recipe(name).variants)
-    return found
+    names = list(RECIPES)
+    for name in names:
+        names.extend(f"{name}/{variant}" for variant in recipe(name).variants)
+    return names
 
 
 EVERYTHING = everything()
@@ -125,14 +127,12 @@ def test_names():
     assert tables == ["table1", "figure4", "table4", "table6", "table11", "figure10", "table13"]
     for name in EVERYTHING:
         table, _model, task, size, *variants = name.split("/")
-        found = recipe(name)
-        assert found.name == name
-        assert found.config.hidden_size == int(size)
-        assert type(found.config.task).__name__ == task.rstrip("12K")
-        assert getattr(found.config.task, "length", 0) == {"1K": 1000, "2K": 2000, "ng": 750}.get(
-            task[-2:], 0
-        )
-        assert ("accuracy" in found.metric) == table.startswith("table")
+        row = recipe(name)
+        assert row.name == name
+        assert row.config.hidden_size == int(size)
+        assert type(row.config.task).__name__ == task.rstrip("12K")
+        assert getattr(row.config.task, "length", 0) == {"1K": 1000, "2K": 2000, "ng": 750}.get(task[-2:], 0)
+        assert ("accuracy" in row.metric) == table.startswith("table")
         assert set(variants) <= set(VARIANTS)
         assert len(variants) <= 2
     assert {name.split("/")[4] for name in EVERYTHING if name.count("/") > 3} == set(VARIANTS)
@@ -150,8 +150,8 @@ def test_round_trip():
 def test_one_run_with_two_names():
     """A row in two tables is one run; rows that differ are different runs."""
     by_row = {}
-    for name, found in RECIPES.items():
-        by_row.setdefault(name.partition("/")[2], set()).add(found.config)
+    for name, row in RECIPES.items():
+        by_row.setdefault(name.partition("/")[2], set()).add(row.config)
     assert all(len(configs) == 1 for configs in by_row.values())
     ids = [configs.pop().id for configs in by_row.values()]
     assert len(ids) == len(set(ids)) == 51
@@ -168,18 +168,26 @@ def test_the_tables(table):
                 want[f"{table}/{model}/{task}/{size}"] = [
                     (float(n[1]), float(n[2]) if n[2] else None, SOURCE[n[3]]) for n in numbers
                 ]
-    got = {name: found for name, found in RECIPES.items() if name.startswith(f"{table}/")}
-    assert {
-        name: [(p.value, p.std, p.source) for p in found.published] for name, found in got.items()
-    } == want
+    rows = {name: row for name, row in RECIPES.items() if name.startswith(f"{table}/")}
+    assert {name: [(p.value, p.std, p.source) for p in row.published] for name, row in rows.items()} == want
+
+
+def test_published_text():
+    """The number as printed; where it is quoted, from whom."""
+    assert [number.text for number in recipe("table1/LSTM/PMNIST/256").published] == ["92.29", "92.1"]
+    assert recipe("table4/DTRIV/PMNIST/512").published_text == (
+        "published best test accuracy of all epochs, %: 96.62 ± 0.12; 96.8 (quoted from "
+        "casado2019trivializations)"
+    )
+    assert recipe("figure10/SRLSTM/Copying1K/190").published_text == "no number published"
 
 
 def test_the_curves():
-    for name, found in RECIPES.items():
+    for name, row in RECIPES.items():
         table, model, task, _ = name.split("/")
         if table.startswith("figure"):
             value = CURVES.get(f"{model}/{task}")
-            assert [p.value for p in found.published] == [value] * (value is not None)
+            assert [p.value for p in row.published] == [value] * (value is not None)
 
 
 def test_published():
@@ -188,20 +196,20 @@ def test_published():
         check_published(recipe(name))
 
 
-def check_published(found):
-    name = found.name
-    for p in found.published:
+def check_published(row):
+    name = row.name
+    for p in row.published:
         assert p.source in SOURCES
         assert p.quoted == (p.source != "paper")
         assert not (p.quoted and p.std)
     if name.split("/")[1] == "LSTM" and "MNIST" in name:
-        assert all(p.quoted for p in found.published)
-        assert "quoted" in found.note
-    for variant in found.variants:
+        assert all(p.quoted for p in row.published)
+        assert "quoted" in row.note
+    for variant in row.variants:
         varied = recipe(f"{name}/{variant}")
         assert VARIANTS[variant].words in varied.note
         if variant == "as-released":
-            assert varied.published == found.published
+            assert varied.published == row.published
         elif "MomentumLSTM/MNIST/256" in name and variant == "same-step":
             assert [p.value for p in varied.published] == [83.49]
             assert "figure 7" in varied.note
@@ -212,13 +220,13 @@ def check_published(found):
 def test_hyperparameters():
     words = HYPER.split()
     starts = [i for i, word in enumerate(words) if "/" in word]
-    rows = {
+    values = {
         words[i]: list(map(float, words[i + 1 : j])) for i, j in zip(starts, [*starts[1:], None], strict=True)
     }
-    for name, found in RECIPES.items():
+    for name, row in RECIPES.items():
         key = name.partition("/")[2]
-        want = rows.get(key) or rows.get(key.rpartition("/")[0])
-        cell, m = found.config.cell, found.config.momentum
+        want = values.get(key) or values.get(key.rpartition("/")[0])
+        cell, m = row.config.cell, row.config.momentum
         if isinstance(cell, cells.ExtrapolatedLSTM):
             assert m is None
             assert [cell.every, cell.step_size] == want

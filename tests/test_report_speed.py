@@ -1,15 +1,18 @@
 """The report's section on speed, from files of `momentumrnn bench --json` whose numbers are known."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from momentumrnn.experiments import report as package
-from momentumrnn.experiments.report import figures, speed
-from momentumrnn.experiments.report.content import content
-from momentumrnn.experiments.report.gather import Runs
+import momentumrnn.report as package
+from momentumrnn.experiments.runs.gather import Runs
+from momentumrnn.report import figures, speed
+from momentumrnn.report.content import content
 
 pytest.importorskip("matplotlib", reason="the report needs the extra momentumrnn[all]")
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def case(shape, ours, torch=None, *, momentum="None", graph=None, **more):
@@ -19,24 +22,24 @@ def case(shape, ours, torch=None, *, momentum="None", graph=None, **more):
         rows["ours"]["training_graph_ms"] = graph
     if torch is not None:
         rows["torch"] = {"training_ms": torch, "training_graph_ms": torch / 2}
-    found = {"shape": shape, "cell": "lstm", "momentum": momentum, "status": "ok", "sizes": {"T": 2, "B": 3}}
-    return {**found, "rows": rows, **more}
+    case = {"shape": shape, "cell": "lstm", "momentum": momentum, "status": "ok", "sizes": {"T": 2, "B": 3}}
+    return {**case, "rows": rows, **more}
 
 
 def write(path, *cases, device="Abacus 9000", date="2026-01-01", repeats=3):
-    about = {"device": device, "date": date, "settings": {"repeats": repeats}, "cases": cases}
-    path.write_text(json.dumps(about))
+    benchmark = {"device": device, "date": date, "settings": {"repeats": repeats}, "cases": cases}
+    path.write_text(json.dumps(benchmark))
     return path
 
 
 def shown(*files):
-    return {(each.device, each.label): (each.ours, each.torch) for each in speed.timings(files)}
+    return {(timing.device, timing.label): (timing.ours, timing.torch) for timing in speed.timings(files)}
 
 
 def test_a_case_is_a_training_step_of_ours_and_of_torch(tmp_path):
     cases = (case("first", 2.0, 4.0), case("second", 3.0, momentum="HeavyBall(mu=0.9)"))
-    found = shown(write(tmp_path / "bench-a.json", *cases))
-    assert found == {
+    times = shown(write(tmp_path / "bench-a.json", *cases))
+    assert times == {
         ("Abacus 9000", "first lstm, plain"): (2.0, 4.0),
         ("Abacus 9000", "second lstm, HeavyBall"): (3.0, None),
     }
@@ -44,10 +47,10 @@ def test_a_case_is_a_training_step_of_ours_and_of_torch(tmp_path):
 
 def test_on_a_gpu_it_is_replayed_from_a_graph_where_that_works(tmp_path):
     """Both layers in the same way: a time of calls one by one is not beside one of a graph."""
-    found = shown(
+    times = shown(
         write(tmp_path / "a.json", case("first", 2.0, 4.0, graph=0.5), case("second", 2.0, 4.0, graph=0))
     )
-    assert found == {
+    assert times == {
         ("Abacus 9000", "first lstm, plain"): (0.5, 2.0),
         ("Abacus 9000", "second lstm, plain (called one by one)"): (2.0, 4.0),
     }
@@ -61,8 +64,8 @@ def test_of_one_layer_the_newest_counts(tmp_path, turned):
     write(old, case("first", 9.0, 9.0), date="2026-01-01")
     write(new, case("first", 2.0, 4.0), date="2026-02-01")
     other = write(tmp_path / "other.json", case("first", 7.0, 8.0), device="Slide rule")
-    found = shown(old, new, other)
-    assert found == {
+    times = shown(old, new, other)
+    assert times == {
         ("Abacus 9000", "first lstm, plain"): (2.0, 4.0),
         ("Slide rule", "first lstm, plain"): (7.0, 8.0),
     }
@@ -93,8 +96,8 @@ def test_other_files_are_left_out(tmp_path, text):
 
 def test_bars_are_relative_to_torch_and_the_table_has_all(tmp_path):
     cases = (case("first", 2.0, 4.0), case("second", 6.0, 4.0), case("third", 3.0))
-    found = speed.timings([write(tmp_path / "bench-a.json", *cases)])
-    (bars,) = speed.bars(found)
+    timings = speed.timings([write(tmp_path / "bench-a.json", *cases)])
+    (bars,) = speed.bars(timings)
     assert (bars.form, bars.unit) == ("bars", "torch.nn = 1")
     assert bars.labels == ("first lstm, plain", "second lstm, plain")
     assert bars.groups == {"ours": (0.5, 1.5), "torch.nn": (1.0, 1.0)}
@@ -102,7 +105,7 @@ def test_bars_are_relative_to_torch_and_the_table_has_all(tmp_path):
     assert "first lstm, plain: ours 2 ms, torch.nn 4 ms" in bars.alt
     axes = figures.bars(bars).axes[0]
     assert (axes.get_xscale(), axes.get_xlim()[0]) == ("linear", 0)
-    (table,) = speed.tables(found)
+    (table,) = speed.tables(timings)
     assert [row.cells[1:] for row in table.rows] == [
         ("2", "4", "2"),
         ("6", "4", "0.667"),
@@ -123,21 +126,26 @@ def test_far_slower_layers_are_dots(tmp_path):
 
 
 def section(bench=(), page=""):
-    found = content(Runs({}, []), (), bench, page)
-    (speed_section,) = [each for each in found.sections if each.name == "speed"]
+    whole = content(Runs({}, []), (), bench, page)
+    (speed_section,) = [section for section in whole.sections if section.name == "speed"]
     return speed_section
 
 
 def test_without_measurements_it_says_how_to_make_them(tmp_path):
     assert section().kind == "absent"
     assert section().command == "momentumrnn bench --json runs/bench-NAME.json"
-    found = section([write(tmp_path / "bench-a.json", case("first", 2.0, 4.0))])
-    assert (found.kind, found.status, len(found.tables), len(found.bars)) == (
+    measured = section([write(tmp_path / "bench-a.json", case("first", 2.0, 4.0))])
+    assert (measured.kind, measured.status, len(measured.tables), len(measured.bars)) == (
         "run",
         "1 layer measured",
         1,
         1,
     )
+
+
+@pytest.mark.skipif(not package._PACKAGE.is_relative_to(ROOT), reason="another momentumrnn is installed")
+def test_the_clone_is_that_of_the_package():
+    assert package._speed_page(ROOT / "report") == "../docs/speed.md"
 
 
 def test_our_own_measurements_are_linked_within_a_clone(tmp_path, monkeypatch):
@@ -151,7 +159,7 @@ def test_our_own_measurements_are_linked_within_a_clone(tmp_path, monkeypatch):
     assert package._speed_page(clone / "some/where") == "../../docs/speed.md"
     assert package._speed_page(tmp_path / "report") == ""
     monkeypatch.chdir(clone)
-    assert package._speed_page(package.Path("report")) == "../docs/speed.md"
+    assert package._speed_page(Path("report")) == "../docs/speed.md"
     place, words = section(page="../docs/speed.md").link
     assert (place, words.endswith("docs/speed.md in the repository")) == ("../docs/speed.md", True)
 

@@ -1,4 +1,4 @@
-"""The commands reproduce and report, at a tiny scale: the page is that of the folders, and it stops as told.
+"""The command reproduce, at a tiny scale: the page is that of the folders, and it stops as told.
 
 Knows the commands alone: how folders are read and how numbers become verdicts is tested elsewhere.
 """
@@ -13,132 +13,41 @@ import signal
 import subprocess
 import sys
 import time
-import webbrowser
-from dataclasses import fields, replace
 from pathlib import Path
-from statistics import mean, stdev
 from xml.etree import ElementTree
 
 import pytest
 import torch
+from reproduction import (
+    NAMES,
+    ROOT,
+    ROWS,
+    TORN,
+    _tiny,  # noqa: F401  (a fixture that all tests here use)
+    assert_refused,
+    assert_whole,
+    changed,
+    figure4,
+    go,
+    kept,
+    lines_of,
+    losses,
+    measured,
+    recomputed,
+    run_demo,
+    runs_in,
+    table,
+    tree,
+)
 
-pytest.importorskip("tyro", reason="the command line needs the extra momentumrnn[all]")
-pytest.importorskip("rich", reason="the command line needs the extra momentumrnn[all]")
-pytest.importorskip("safetensors", reason="the command line needs the extra momentumrnn[all]")
-pytest.importorskip("jinja2", reason="the report needs the extra momentumrnn[all]")
-pytest.importorskip("matplotlib", reason="the report needs the extra momentumrnn[all]")
-pytest.importorskip("plotly", reason="the report needs the extra momentumrnn[all]")
-pytest.importorskip("scipy", reason="the report needs the extra momentumrnn[all]")
-
-from momentumrnn.__main__ import Report, Reproduce, main
+from momentumrnn.__main__ import main
 from momentumrnn.cli import reproduce
-from momentumrnn.cli.words import recorded
-from momentumrnn.experiments import Adding, demo, folders, plan
-from momentumrnn.experiments.cost import CONTENDERS
+from momentumrnn.experiments import demo, schedule
 from momentumrnn.experiments.demo import NETWORKS
-from momentumrnn.experiments.exhibits import EXHIBITS
-from momentumrnn.experiments.folders import RunError
-from momentumrnn.experiments.paper import RECIPES, VARIANTS
-from momentumrnn.experiments.report import figures
-from momentumrnn.experiments.trainer import Interrupted
-from momentumrnn.installation import install_command
-
-ROOT = Path(__file__).parent.parent
-TINY = Adding(length=5, samples=50, evaluation=20)
-NAMES = [f"demo/{network.row}" for network in NETWORKS]
-ROWS = [f"figure4/{model}/Adding/128" for model in ("LSTM", "MomentumLSTM", "AdamLSTM")]
-TORN = {"optimizer": "sgd", "lr": 1e38}
-
-
-@pytest.fixture(autouse=True)
-def _tiny(tmp_path, monkeypatch):
-    """A demo and rows of figure 4 that take no time, 5 steps in an epoch, in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MOMENTUMRNN_DATA", str(tmp_path / "nowhere"))
-    monkeypatch.setenv("MOMENTUMRNN_COMMIT", "0" * 40)
-    monkeypatch.setattr(demo, "TASK", TINY)
-    monkeypatch.setattr(demo, "SETTINGS", {**demo.SETTINGS, "hidden_size": 4, "batch_size": 10})
-    for name in RECIPES:
-        if name.startswith("figure4/") and "/Adding/" in name:
-            changed(monkeypatch, name, task=TINY, hidden_size=4, batch_size=10, epochs=2)
-    # Whoever opens a page unasked fails.
-    monkeypatch.setattr(webbrowser, "open", None)
-    # Pictures take seconds; whoever runs as a process of its own has them whole.
-    monkeypatch.setattr(figures, "saved", lambda figure, kind: f"<{kind}/>".encode())
-
-
-def changed(monkeypatch, name, **fields):
-    row = RECIPES[name]
-    monkeypatch.setitem(RECIPES, name, replace(row, config=replace(row.config, **fields)))
-
-
-def go(*args):
-    return main(["reproduce", *args])
-
-
-def run_demo(*args):
-    return go("demo", "--seeds", "0-1", "--epochs", "3", *args)
-
-
-def figure4(*args):
-    """Three rows of it."""
-    return go("figure4", "--device", "cpu", "--seeds", "0-1", "--rows", *ROWS, *args)
-
-
-def tree(path):
-    """The content of every file, by its place."""
-    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
-
-
-def runs_in(root):
-    return sorted(p for p in root.iterdir() if p.is_dir())
-
-
-def lines_of(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def shown(out, names):
-    """The lines of a printed table by their first cell, each as a list of the others."""
-    rows = [re.split(r"\s{2,}", line.strip()) for line in out.splitlines()]
-    found = {row[0]: row[1:] for row in rows if row[0] in names}
-    assert list(found) == list(names)
-    return found
-
-
-def table(out):
-    return shown(out, [network.name for network in NETWORKS])
-
-
-def losses(root, network, epoch):
-    """The validation losses after an epoch, by seed, as the folders have them."""
-    found = {}
-    for folder in runs_in(root):
-        given = json.loads((folder / "config.json").read_text())
-        if given["config"]["momentum"] == repr(network.momentum):
-            (line,) = [line for line in lines_of(folder) if line.get("epoch") == epoch]
-            found[given["seed"]] = line["validation_loss"]
-    return found
-
-
-def recomputed(root, network, epoch):
-    values = losses(root, network, epoch).values()
-    assert len(values) == 2
-    return f"{mean(values):.4f} ± {stdev(values):.4f}"
-
-
-def assert_whole(*places):
-    """No file is half-written or left over."""
-    found = [path for place in places for path in place.rglob(".*")]
-    assert found == []
-
-
-def assert_refused(capsys, *words):
-    """One line on standard error."""
-    err = capsys.readouterr().err
-    assert err.startswith("momentumrnn: ")
-    assert err.count("\n") == 1
-    assert all(word in err for word in words), err
+from momentumrnn.experiments.engine.signals import Interrupted
+from momentumrnn.experiments.paper.recipes import RECIPES
+from momentumrnn.experiments.runs import store
+from momentumrnn.experiments.runs.store import Folder, LockedError, RunError
 
 
 def test_the_demo_from_nothing_to_the_page_and_again(tmp_path, capsys):
@@ -206,7 +115,7 @@ def test_one_seed_and_one_epoch(capsys):
 
 
 def test_the_default_seeds_are_as_the_help_says(capsys, monkeypatch):
-    monkeypatch.setattr(plan, "epoch_seconds", lambda *_: 1.0)
+    monkeypatch.setattr(schedule, "epoch_seconds", lambda *_: 1.0)
     assert go("demo", "--plan") == 0
     assert capsys.readouterr().out.count("seeds 0-2") == len(NETWORKS)
     assert go("figure4", "--plan", "--device", "cpu", "--rows", *ROWS) == 0
@@ -247,10 +156,10 @@ def test_stopped_while_the_report_is_written(tmp_path, capsys, monkeypatch):
                 raise KeyboardInterrupt
             real(source, target)
 
-        monkeypatch.setattr(folders.os, "replace", stops)
+        monkeypatch.setattr(store.os, "replace", stops)
         assert main(["report", "--out", "other"]) == 130
         assert_refused(capsys, "stopped")
-        monkeypatch.setattr(folders.os, "replace", real)
+        monkeypatch.setattr(store.os, "replace", real)
         assert tree(tmp_path / "other").items() <= whole.items()
         assert not (tmp_path / "other/report.html").exists()
     assert main(["report", "--out", "other"]) == 0
@@ -358,6 +267,7 @@ def test_stopped_and_killed_anywhere_it_ends_as_if_it_had_not_been(tmp_path):
         (["figure4", "--epochs", "-3"], ["--epochs", "expected at least 1", "got -3"]),
         (["demo", "--log-every", "0"], ["--log-every", "expected at least 1", "got 0"]),
         (["demo", "--threads", "0"], ["--threads", "expected at least 1", "got 0"]),
+        (["demo", "--device", "gpu"], ["--device", "'cuda:1'", "got 'gpu'"]),
         (["demo", "--rows", "nonsense"], ["--rows", "demo/LSTM", "nonsense"]),
         (["table1", "--rows", "momentumlstm"], ["--rows", "; did you mean 'MomentumLSTM'?"]),
         (["table1", "--rows", "PMNIST/265"], ["--rows", "; did you mean 'PMNIST/256'"]),
@@ -396,8 +306,8 @@ def test_what_has_no_rows_says_so(tmp_path, capsys, monkeypatch):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there(tmp_path, capsys):
     """As `run` refuses it."""
-    assert go("demo", "--device", "cuda") == 1
-    assert_refused(capsys, "reproduce: device should be 'cpu'", "got 'cuda'")
+    assert go("demo", "--device", "cuda") == 2
+    assert_refused(capsys, "reproduce: --device should be 'cpu'", "got 'cuda'")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -463,7 +373,7 @@ def test_a_row_that_cannot_go_on_does_not_keep_the_others(tmp_path, capsys):
 
 def test_rows_that_another_process_trains_are_no_failures(tmp_path, capsys, monkeypatch):
     changed(monkeypatch, ROWS[2], **TORN)
-    other = folders.Folder(tmp_path / "runs", RECIPES[ROWS[1]].config, 1)
+    other = Folder(tmp_path / "runs", RECIPES[ROWS[1]].config, 1)
     with other.locked():
         assert figure4() == 1
     out, err = capsys.readouterr()
@@ -476,7 +386,7 @@ def test_rows_that_another_process_trains_are_no_failures(tmp_path, capsys, monk
 
 def test_a_row_that_another_process_has_ended_meanwhile(tmp_path, capsys, monkeypatch):
     held, real = contextlib.ExitStack(), reproduce.train
-    held.enter_context(folders.Folder(tmp_path / "runs", RECIPES[ROWS[0]].config, 1).locked())
+    held.enter_context(Folder(tmp_path / "runs", RECIPES[ROWS[0]].config, 1).locked())
 
     def train(config, *args, **kwargs):
         if config.id == RECIPES[ROWS[2]].config.id:
@@ -492,7 +402,7 @@ def test_a_row_that_another_process_has_ended_meanwhile(tmp_path, capsys, monkey
 
 def test_a_row_that_another_process_left_damaged(capsys, monkeypatch):
     """It failed; nobody trains it any more."""
-    errors = iter([folders.LockedError("held"), RunError("damaged")])
+    errors = iter([LockedError("held"), RunError("damaged")])
 
     def train(config, *args, **kwargs):
         raise next(errors)
@@ -515,9 +425,9 @@ def test_a_demo_of_which_no_epoch_was_finite(tmp_path, capsys, monkeypatch):
 def test_a_report_of_a_demo_that_was_stopped_in_its_first_epoch(tmp_path, capsys, monkeypatch):
     def stops(config, chosen, *, root, **options):
         for seed in chosen:
-            folder = folders.Folder(root, config, seed)
+            folder = Folder(root, config, seed)
             with folder.locked():
-                folder.begin()
+                folder.begin(data={})
         raise Interrupted(signal.SIGINT)
 
     monkeypatch.setattr(reproduce, "train", stops)
@@ -582,332 +492,3 @@ def test_files_of_benchmarks_are_looked_for_before_anything_runs(tmp_path, capsy
             capsys, "--bench: expected files of momentumrnn bench --json", f"got {given!r}, which is "
         )
     assert tree(tmp_path) == before
-
-
-@pytest.fixture
-def timed(monkeypatch):
-    """Of each timing what was asked; an epoch takes 10 seconds a seed."""
-    asked = []
-
-    def seconds(config, seeds, device, threads=None):
-        asked.append((config, seeds, device.type, threads))
-        return 10.0 * seeds
-
-    monkeypatch.setattr(plan, "epoch_seconds", seconds)
-    return asked
-
-
-def test_a_plan_runs_and_writes_nothing(tmp_path, capsys, timed):
-    assert figure4("--plan", "--threads", "1") == 0
-    out = capsys.readouterr().out
-    rows = shown(out, ROWS)
-    assert all(row == ["2", "-", "seeds 0-1", "40 s"] for row in rows.values())
-    # LSTM, a linear momentum, and another are timed, each once.
-    assert [(seeds, *rest) for _, seeds, *rest in timed] == [(2, "cpu", 1)] * 3
-    assert re.findall(r"^timing (\S+), row \d+ of \d+$", out, re.MULTILINE) == ROWS
-    assert "several times too high or too low" in out
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_plan_tells_what_is_there(tmp_path, capsys, monkeypatch, timed):
-    changed(monkeypatch, ROWS[2], **TORN)
-    assert figure4("--seeds", "0") == 1
-    assert figure4("--epochs", "1", "--seeds", "1") == 1
-    capsys.readouterr()
-    before = tree(tmp_path)
-    assert figure4("--plan", "--seeds", "0-3") == 0
-    out = capsys.readouterr().out
-    rows = shown(out, ROWS)
-    assert rows[ROWS[0]] == rows[ROWS[1]]
-    epochs, done, todo, seconds = rows[ROWS[0]]
-    assert (epochs, done, seconds) == ("2", "seeds 0", "60 s")
-    assert re.fullmatch(r"seeds 2-3; seeds 1: 1 epochs to go", todo)
-    assert rows[ROWS[2]] == ["2", "-, failed: 0-1", "seeds 2-3", "40 s"]
-    assert "3 of 3 rows to run: 3 min in all" in out
-    assert figure4("--plan", "--seeds", "0") == 0
-    out = capsys.readouterr().out
-    assert shown(out, ROWS)[ROWS[1]] == ["2", "seeds 0", "-", "-"]
-    assert "0 of 3 rows to run: 0 s in all" in out
-    assert "too high" not in out
-    assert tree(tmp_path) == before
-
-
-def test_a_plan_needs_neither_data_nor_packages(tmp_path, capsys, monkeypatch, timed):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert go("table16", "--plan", "--device", "cpu", "--root", "there") == 0
-    out = capsys.readouterr().out
-    assert "table1/SRLSTM-released/PMNIST/256" in out
-    assert "GPU" not in out
-    assert re.search(r"costs of a sample.*on a CPU.*there/cost-\S+\.json$", out, re.MULTILINE)
-    assert "is there" not in out
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_all_is_every_row_once(capsys, timed):
-    assert go("all", "--plan", "--device", "cpu", "--seeds", "0") == 0
-    out = capsys.readouterr().out
-    named = re.findall(r"^ *((?:table|figure)\d+/\S+)", out, re.MULTILINE)
-    assert len(named) == len(set(named))
-    needed = {RECIPES[name].config.id for each in EXHIBITS.values() for name in each.recipes}
-    assert {RECIPES[name].config.id for name in named} == needed
-    absent = sum("MNIST" in name for name in named)
-    assert 0 < absent < len(named)
-    assert f"{len(named) - absent} of {len(named)} rows to run" in out
-    assert f"with their data {absent} more: " in out
-    assert out.count("; no data ") == absent
-
-
-def test_variants_stand_beside_their_rows(capsys, timed):
-    """As released, controls, and controls as released; a run once."""
-    args = ("--plan", "--device", "cpu", "--rows", "MomentumLSTM/PMNIST/128", "--also")
-    base = "table11/MomentumLSTM/PMNIST/128"
-
-    def named(*also):
-        assert go("table11", *args, *also) == 0
-        rows = re.findall(rf"^ *{base}(\S*)", capsys.readouterr().out, re.MULTILINE)
-        return [row.removeprefix("/") for row in rows]
-
-    assert named("as-released") == ["", "as-released"]
-    assert named("same-gain") == ["", "same-gain"]
-    controls = ["same-step", "same-gain", "same-input-gain", "same-forget-bias"]
-    assert {*controls, "as-released"} == {*RECIPES[base].variants} < {*VARIANTS}
-    assert named("controls") == ["", *controls]
-    released = ["as-released", *(f"as-released/{name}" for name in controls)]
-    assert named("controls", "as-released") == ["", *controls, *released]
-
-
-def test_controls_are_run_and_shown(tmp_path, capsys):
-    assert figure4("--rows", "/MomentumLSTM/Adding", "--also", "controls") == 0
-    out = capsys.readouterr().out
-    variants = [key for key in RECIPES[ROWS[1]].variants if key != "as-released"]
-    assert len(variants) > 1
-    assert all(f"{ROWS[1]}/{key}: seeds 0-1" in out for key in variants)
-    written = (tmp_path / "report/results.md").read_text()
-    for key in variants:
-        assert f" (control of MomentumLSTM: {key.replace('-', ' ')}) |" in written
-
-
-def measured(device="Abacus 9000", date="2026-01-01T00:00:00+00:00"):
-    """A stand-in for `costs`, which writes what it would have measured there."""
-
-    def costs(path, kind, command, note):
-        row = {"eval_ms": 0.25, "train_mb": 8.0, "eval_mb": 4.0, "how": "", "loss": 2.3, "errors": {}}
-        rows = {name: {"train_ms": 0.5 if name.startswith("ours") else 2.0, **row} for name in CONTENDERS}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        about = {"task": "PMNIST", "hidden_size": 256, "device": device, "date": date, "command": command}
-        path.write_text(json.dumps({**about, "rows": rows}))
-        note("ours/LSTM: measured")
-
-    return costs
-
-
-def kept(root):
-    """A root that a report can be made of, in no time."""
-    measured()(root / "cost-abacus.json", "cpu", "", str)
-
-
-def test_costs_are_measured_and_shown(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(reproduce, "costs", measured())
-    assert go("table14", "--device", "cpu", "--root", "here") == 0
-    assert "ours/LSTM: measured" in capsys.readouterr().out
-    (path,) = (tmp_path / "here").iterdir()
-    assert re.fullmatch(r"cost-[a-z0-9-]+\.json", path.name)
-    assert json.loads(path.read_text())["command"] == "momentumrnn reproduce table14 --device cpu --root here"
-    written = (tmp_path / "report/results.md").read_text()
-    assert "Measured on Abacus 9000." in written
-    assert "| MomentumLSTM | training | 7.43 | 2 |  | 0.5 | 4 |  |" in written
-    assert "| LSTM | training | 15.93 | 8 | 8 | 8 | 1 | 1 |" in written
-    with open(tmp_path / "report/tables/table14.csv") as file:
-        first = next(csv.DictReader(file))
-    assert (first["ours"], first["torch_nn"], first["device"]) == ("0.5", "2.0", "Abacus 9000")
-    assert (tmp_path / "report/figures/table14.svg").exists()
-
-    monkeypatch.setattr(plan, "epoch_seconds", lambda *_: 1.0)
-    capsys.readouterr()
-    assert go("table15", "--plan", "--device", "cpu", "--root", "here") == 0
-    assert "is there" in capsys.readouterr().out
-
-
-def test_stopped_while_costs_are_measured_it_says_how_to_go_on(tmp_path, capsys, monkeypatch):
-    def stops(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(reproduce, "costs", stops)
-    assert go("table14", "--device", "cpu") == 130
-    out = capsys.readouterr().out
-    assert re.search(r"Stopped; .* To go on: \S*momentumrnn reproduce table14 --device cpu\n", out)
-    assert not (tmp_path / "report").exists()
-
-
-def test_costs_that_cannot_be_measured_keep_nobody_from_the_page(tmp_path, capsys, monkeypatch):
-    def fails(*_):
-        raise RunError("cost-abacus.json should have other rows")
-
-    monkeypatch.setattr(reproduce, "costs", fails)
-    assert go("table14", "--device", "cpu") == 1
-    out, err = capsys.readouterr()
-    assert err == "momentumrnn: reproduce: the costs were not measured\n"
-    assert "cost-abacus.json should have other rows" in out
-    assert (tmp_path / "report/report.html").exists()
-
-
-def test_a_file_of_costs_that_is_none_is_named(tmp_path, capsys):
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs/cost-abacus.json").write_text("[]")
-    assert main(["report"]) == 1
-    assert_refused(capsys, "cost-abacus.json", "momentumrnn reproduce table14", "move it away")
-
-
-def test_a_report_of_several_roots(tmp_path, capsys):
-    assert run_demo("--root", "one", "--rows", "demo/MomentumLSTM") == 0
-    assert run_demo("--root", "two", "--rows", "gain") == 0
-    capsys.readouterr()
-    assert main(["report", "--root", "one", "two", "--out", "both"]) == 0
-    assert capsys.readouterr().out.startswith(f"The page: {Path('both/report.html')}")
-    written = (tmp_path / "both/results.md").read_text()
-    assert "6 runs of one seed each: 6 done." in written
-    assert f"3 of {len(NETWORKS)} networks trained" in written
-
-
-def test_a_folder_named_twice_is_one(tmp_path):
-    assert run_demo("--rows", "gain") == 0
-    assert main(["report", "--root", "runs", "./runs", "--out", "twice"]) == 0
-    assert "doubled (" not in (tmp_path / "twice/results.md").read_text()
-
-
-def test_a_root_that_is_missing_is_named(tmp_path, capsys):
-    kept(tmp_path / "one")
-    assert main(["report", "--root", "one", "two"]) == 1
-    assert_refused(capsys, "report: ", "--root", "expected a folder of runs", "'two'")
-    assert not (tmp_path / "report").exists()
-
-
-def test_a_root_of_no_runs_is_refused_and_one_that_is_a_run_says_so(tmp_path, capsys):
-    kept(tmp_path / "one")
-    (tmp_path / "two/something").mkdir(parents=True)
-    for empty in ("two", "two/something"):
-        assert main(["report", "--root", "one", empty]) == 1
-        assert_refused(capsys, "--root: expected a folder of run folders", repr(empty), "which has none")
-    assert run_demo("--rows", "gain", "--out", "demo") == 0
-    folder, *_ = runs_in(tmp_path / "runs")
-    capsys.readouterr()
-    assert main(["report", "--root", str(folder)]) == 1
-    assert_refused(capsys, "--root", repr(str(folder)), f"a run folder: take {str(tmp_path / 'runs')!r}")
-    assert not (tmp_path / "report").exists()
-
-
-def bench(path, shape):
-    case = {"shape": shape, "cell": "lstm", "momentum": "None", "status": "ok", "sizes": {"T": 2, "B": 3}}
-    case["rows"] = {"ours": {"training_ms": 1.5}, "torch": {"training_ms": 3.0}}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    about = {"device": "Abacus 9000", "date": "2026-01-01", "settings": {"repeats": 3}}
-    path.write_text(json.dumps({**about, "cases": [case]}))
-
-
-def test_benchmarks_of_files_and_folders(tmp_path, capsys):
-    kept(tmp_path / "runs")
-    # Those beside the runs by default; no others that lie somewhere, such as ours.
-    bench(tmp_path / "runs/bench-usual.json", "usual128")
-    bench(tmp_path / "runs/other.json", "other128")
-    bench(tmp_path / "results/bench/ours.json", "ours128")
-    bench(tmp_path / "some/first.json", "first128")
-    bench(tmp_path / "some/second.json", "second128")
-    for args, names in (
-        ([], {"usual128"}),
-        (["--bench", "some/first.json"], {"first128"}),
-        (["--bench", "some"], {"first128", "second128"}),
-        (["--bench", "some", "runs/bench-usual.json"], {"first128", "second128", "usual128"}),
-    ):
-        assert main(["report", *args]) == 0
-        page = (tmp_path / "report/report.html").read_text()
-        every = ("usual128", "other128", "ours128", "first128", "second128")
-        assert {name for name in every if name in page} == names
-    capsys.readouterr()
-    (tmp_path / "report/report.html").unlink()
-    assert main(["report", "--bench", "some", "nowhere"]) == 1
-    assert_refused(capsys, "report: --bench: ", "'nowhere'")
-    assert not (tmp_path / "report/report.html").exists()
-    # Of a folder those of the benchmark are taken; a file is to be one.
-    (tmp_path / "some/other.json").write_text("{}")
-    assert main(["report", "--bench", "some", "some/other.json"]) == 1
-    assert_refused(capsys, "report: --bench: ", "'some/other.json'")
-    assert main(["report", "--bench", "some"]) == 0
-
-
-@pytest.mark.parametrize("names", [["jinja2"], ["matplotlib"], ["plotly"], ["scipy"], ["plotly", "scipy"]])
-def test_packages_that_are_missing_are_named(tmp_path, capsys, monkeypatch, names):
-    kept(tmp_path / "runs")
-    for name in names:
-        monkeypatch.setitem(sys.modules, name, None)
-    assert main(["report"]) == 1
-    expected = f"{' and '.join(names)} should be installed: {install_command('all')}"
-    assert_refused(capsys, f"report: {expected}")
-    assert figure4("--rows", ROWS[0], "--seeds", "0") == 0
-    out = capsys.readouterr().out
-    assert out.index(expected) < out.index("epoch 1/2")
-    assert "The page: " not in out
-    assert not (tmp_path / "report").exists()
-
-
-@pytest.mark.parametrize("name", ["tyro", "rich", "safetensors"])
-@pytest.mark.parametrize("command", [["reproduce", "demo"], ["report"]], ids=["reproduce", "report"])
-def test_without_what_every_command_needs(tmp_path, capsys, monkeypatch, name, command):
-    monkeypatch.setitem(sys.modules, name, None)
-    assert main(command) == 1
-    assert_refused(capsys, f"{name} should be installed: {install_command('all')}")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("there", [True, False], ids=["browser", "none"])
-@pytest.mark.parametrize("command", ["reproduce", "report"])
-def test_the_page_is_opened_if_that_is_wished(tmp_path, capsys, monkeypatch, command, there):
-    opened = []
-    monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) or there)
-    kept(tmp_path / "runs")
-    args = [command, *(["table6", "--device", "cpu"] if command == "reproduce" else [])]
-    assert main([*args, "--open"]) == 0
-    assert opened == [(tmp_path / "report/report.html").as_uri()]
-    assert ("No browser could be opened" in capsys.readouterr().out) is not there
-
-
-def test_the_record_names_no_folders():
-    """However a place is spelt, and however many follow an option."""
-    assert recorded(["reproduce", "demo", "--out", "/home/me/report", "--root=/home/me/runs"]) == (
-        "momentumrnn reproduce demo --out report --root=runs"
-    )
-    several = ["--bench", "/home/me/one.json", "/home/me/two.json", "--plan"]
-    assert recorded(["reproduce", "demo", *several]) == (
-        "momentumrnn reproduce demo --bench one.json two.json --plan"
-    )
-    rows = ["reproduce", "table1", "--rows", "LSTM/PMNIST", "MNIST/256", "--also", "as-released"]
-    assert recorded(rows) == f"momentumrnn {' '.join(rows)}"
-
-
-def test_no_file_names_a_folder_of_the_machine(tmp_path, capsys):
-    """Neither in run folders nor in the report, also where one is damaged."""
-    bench(tmp_path / "hermitage/one.json", "first128")
-    places = [f"--{name}={tmp_path / 'hermitage' / name}" for name in ("root", "out")]
-    bench_file = ["--bench", str(tmp_path / "hermitage/one.json")]
-    assert run_demo("--rows", "MomentumLSTM", "gain", *places, *bench_file) == 0
-    folder, *_ = runs_in(tmp_path / "hermitage/root")
-    (folder / "config.json").write_text("{")
-    args = [f"--root={tmp_path / 'hermitage/root'}", f"--out={tmp_path / 'hermitage/out'}", *bench_file]
-    assert main(["report", *args]) == 0
-    found = tree(tmp_path)
-    assert any(name.endswith("report.html") for name in found)
-    assert [name for name, content in found.items() if b"hermitage" in content] == []
-    results = (tmp_path / "hermitage/out/results.md").read_text()
-    assert "1 damaged" in results
-    assert "momentumrnn reproduce demo" in results
-
-
-@pytest.mark.parametrize("kind", [Reproduce, Report])
-def test_the_help_has_a_sentence_for_every_option(capsys, kind):
-    with pytest.raises(SystemExit) as done:
-        main([kind.__name__.lower(), "--help"])
-    assert done.value.code == 0
-    # In a box or not, as the terminal is.
-    parts = re.split(r"^[^\w\n]*--(?=[a-z])", capsys.readouterr().out, flags=re.MULTILINE)[1:]
-    names = [re.match(r"[a-z-]+", part)[0].replace("-", "_") for part in parts]
-    assert names == [field.name for field in fields(kind) if field.name != "what"]
-    assert all(re.search(r"\w\.\s", part) for part in parts), parts

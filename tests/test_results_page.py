@@ -16,9 +16,10 @@ from run_tables import (
     spread,
 )
 
-from momentumrnn.experiments.paper import recipe, released_loss
-from momentumrnn.experiments.report.gather import gather
-from momentumrnn.experiments.report.numbers import Interval, against_paper, against_seeds
+from momentumrnn.experiments.paper.published import released_loss
+from momentumrnn.experiments.paper.recipes import recipe
+from momentumrnn.experiments.runs.gather import gather
+from momentumrnn.report.statistics import Interval, against_paper, against_seeds
 
 pytest.importorskip("jinja2", reason="the page needs the extra momentumrnn[all]")
 stats = pytest.importorskip("scipy.stats", reason="intervals need the extra momentumrnn[all]")
@@ -28,11 +29,11 @@ TEXT = (ROOT / "docs/results.md").read_text(encoding="utf-8")
 FLAT = " ".join(TEXT.split())
 
 
-def with_failures(found, seeds, epochs):
+def with_failures(outcome, seeds, epochs):
     """Best on test of all seeds, those that stopped included, and the seeds that failed."""
     best = {n: 100 * max(x["test_accuracy"] for x in s.epochs[:epochs]) for n, s in seeds.items()}
-    assert {n: best[n] for n in found.best} == pytest.approx(found.best)
-    return best, {n for n in best if best[n] < 50 or n in found.frozen}
+    assert {n: best[n] for n in outcome.best} == pytest.approx(outcome.best)
+    return best, {n for n in best if best[n] < 50 or n in outcome.frozen}
 
 
 def accuracies():
@@ -53,8 +54,8 @@ def test_the_table_of_the_readme():
         end = "/same-forget-bias" if name in recipes else ""
         for size, cell in zip((128, 256), shown, strict=True):
             table = 11 if size == 128 else 1
-            found, _ = of(f"table{table}/{recipes.get(name, name)}/PMNIST/{size}{end}")
-            assert cell == spread(found.valid)
+            outcome, _ = of(f"table{table}/{recipes.get(name, name)}/PMNIST/{size}{end}")
+            assert cell == spread(outcome.valid)
     assert 2 * recipe("table1/MomentumLSTM/PMNIST/256/same-forget-bias").config.init.forget_bias == 3.5
 
 
@@ -63,7 +64,7 @@ def test_the_accuracies_are_those_of_the_runs():
     of, rows, failures = outcomes(), accuracies(), 0
     assert len(rows) == 27
     for name, *shown in rows:
-        found, seeds = of(name.strip("`"))
+        outcome, seeds = of(name.strip("`"))
         at = [next((x for x in s.epochs if x["test_accuracy"] >= 0.9229), None) for s in seeds.values()]
         minutes = max(seed.epochs[-1]["seconds"] for seed in seeds.values()) / 60
         late = sum(line is None for line in at)
@@ -72,10 +73,10 @@ def test_the_accuracies_are_those_of_the_runs():
         )
         if late:
             epochs = f"{epochs}, {late} never" if late < 5 else "never"
-        best, failed = with_failures(found, seeds, 150)
+        best, failed = with_failures(outcome, seeds, 150)
         failures += len(failed)
-        expected = [spread(found.valid), spread(best)]
-        for i, values in enumerate((found.valid, best)):
+        expected = [spread(outcome.valid), spread(best)]
+        for i, values in enumerate((outcome.valid, best)):
             if failed and values:
                 learn = {n: value for n, value in values.items() if n not in failed}
                 expected[i] += f"; {len(learn)} learn: {spread(learn)}".partition(" (")[0]
@@ -90,26 +91,26 @@ def test_the_accuracies_on_mnist_are_those_of_the_runs():
     assert len(rows) >= 3
     for name, *shown in rows:
         name = name.strip("`")
-        found, seeds = of(name)
+        outcome, seeds = of(name)
         paper = recipe(name).published
         published = "; ".join(f"{p.value:g}" + (" q" if p.quoted else f" ± {p.std:g}") for p in paper)
         minutes = max(seed.epochs[-1]["seconds"] for seed in seeds.values()) / 60
         plain = of(f"table1/LSTM/MNIST/{name.split('/')[3]}")[0]
         same_cell = not paper[0].quoted and "/SRLSTM/" not in name
-        assert not with_failures(found, seeds, 150)[1]
+        assert not with_failures(outcome, seeds, 150)[1]
         assert shown == [
-            spread(found.valid),
-            spread(found.best),
+            spread(outcome.valid),
+            spread(outcome.best),
             published,
             f"{minutes:.1f}",
-            "-" if found.valid == plain.valid else signed(against_seeds(found.valid, plain.valid)),
-            signed(against_paper(list(found.best.values()), paper[0])) if same_cell else "-",
+            "-" if outcome.valid == plain.valid else signed(against_seeds(outcome.valid, plain.valid)),
+            signed(against_paper(list(outcome.best.values()), paper[0])) if same_cell else "-",
         ]
-        if found.valid != plain.valid:
-            gain = against_seeds(found.valid, plain.valid)
+        if outcome.valid != plain.valid:
+            gain = against_seeds(outcome.valid, plain.valid)
             assert gain.low < 0 < gain.high, "the page says that no network differs"
         else:
-            assert statistics.mean(found.best.values()) > max(p.value for p in paper)
+            assert statistics.mean(outcome.best.values()) > max(p.value for p in paper)
 
 
 def between(values):
@@ -126,9 +127,9 @@ def test_the_gains_are_those_of_the_runs():
         name = name.strip("`")
         table, model, _, size, *ends = name.split("/")
         plain = f"{table}/LSTM/PMNIST/{size}"
-        (found, seeds), (base, _) = of(name), of("/".join([plain, *ends[: ends[:1] == ["as-released"]]]))
-        best, failed = with_failures(found, seeds, 150)
-        pairs = ((found.valid, base.valid, shown[0]), (best, base.best, shown[1]))
+        (outcome, seeds), (base, _) = of(name), of("/".join([plain, *ends[: ends[:1] == ["as-released"]]]))
+        best, failed = with_failures(outcome, seeds, 150)
+        pairs = ((outcome.valid, base.valid, shown[0]), (best, base.best, shown[1]))
         for a, b, cell in pairs:
             learn = {n: value for n, value in a.items() if n not in failed}
             more = f"; {len(learn)} learn: {signed(against_seeds(learn, b))}" if failed and a else ""
@@ -156,10 +157,10 @@ def test_the_losses_beside_the_released_ones():
             continue
         by_seed = results_page.RELEASED[model]
         same = [lowest[number] for number in by_seed]
-        found = stats.ttest_rel(same, list(by_seed.values())).confidence_interval(0.95)
+        interval = stats.ttest_rel(same, list(by_seed.values())).confidence_interval(0.95)
         middle = statistics.mean(lowest[n] - value for n, value in by_seed.items())
         assert unpaired == "-"
-        assert paired.startswith(signed(Interval(middle, found.low, found.high), 4))
+        assert paired.startswith(signed(Interval(middle, interval.low, interval.high), 4))
 
 
 def test_the_released_losses_of_each_seed_give_the_released_means():
@@ -189,19 +190,19 @@ def test_the_precisions_are_those_of_the_runs():
     for name in ("table11/MomentumLSTM/PMNIST/128", "table1/SRLSTM-released/PMNIST/256"):
         late = {}
         for precision in ("tf32", "float32"):
-            found, seeds = of(name, 40, precision=precision)
+            outcome, seeds = of(name, 40, precision=precision)
             words, *shown = next(rows)
             _, model, _, size = name.split("/")
             assert words.startswith(f"{model}, n = {size}, {precision}")
-            assert shown == [spread(found.valid), spread(found.best)]
+            assert shown == [spread(outcome.valid), spread(outcome.best)]
             late[precision] = [
                 statistics.mean(100 * line["test_accuracy"] for line in seed.epochs[20:40])
                 for _, seed in sorted(seeds.items())
             ]
-        found = stats.ttest_rel(late["float32"], late["tf32"]).confidence_interval(0.95)
+        interval = stats.ttest_rel(late["float32"], late["tf32"]).confidence_interval(0.95)
         apart = statistics.mean(b - a for a, b in zip(late["tf32"], late["float32"], strict=True))
-        differences.append(signed(Interval(apart, found.low, found.high)))
-        assert found.low < 0 < found.high
+        differences.append(signed(Interval(apart, interval.low, interval.high)))
+        assert interval.low < 0 < interval.high
     assert not list(rows)
     first, second = differences
     assert f"differs by {first} for MomentumLSTM and by {second} for SRLSTM-released" in FLAT
@@ -243,8 +244,8 @@ def test_the_losses_are_those_of_the_runs():
     of, rows = outcomes(), cells(TEXT, "| recipe | training loss")
     assert len(rows) == 17
     for name, trained, published, test in rows:
-        found, _ = of(name.strip("`"), recipe(name.strip("`")).config.epochs)
-        for shown, values in ((trained, found.trained.values()), (test, found.valid.values())):
+        outcome, _ = of(name.strip("`"), recipe(name.strip("`")).config.epochs)
+        for shown, values in ((trained, outcome.trained.values()), (test, outcome.valid.values())):
             assert shown == f"{statistics.mean(values):.5f} ± {statistics.stdev(values):.5f}"
         assert published == (" ".join(f"{p.value:g}" for p in recipe(name.strip("`")).published) or "-")
 

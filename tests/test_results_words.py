@@ -10,9 +10,9 @@ from itertools import pairwise
 import pytest
 from run_tables import ROOT, SEEDS, runs, script, signed
 
-from momentumrnn.experiments.paper import RECIPES, recipe, variants
-from momentumrnn.experiments.report.gather import Seed
-from momentumrnn.experiments.report.numbers import Interval, against_paper
+from momentumrnn.experiments.paper.recipes import RECIPES, recipe, variants
+from momentumrnn.experiments.runs.read import RunRecord
+from momentumrnn.report.statistics import Interval, against_paper
 
 pytest.importorskip("jinja2", reason="the page needs the extra momentumrnn[all]")
 stats = pytest.importorskip("scipy.stats", reason="intervals need the extra momentumrnn[all]")
@@ -20,7 +20,9 @@ stats = pytest.importorskip("scipy.stats", reason="intervals need the extra mome
 results_page = script("results_page")
 TEXT = (ROOT / "docs/results.md").read_text(encoding="utf-8")
 FLAT = " ".join(TEXT.split())
-TEMPLATE = (ROOT / "benchmarks" / results_page.TEMPLATE).read_text(encoding="utf-8")
+TEMPLATE = "\n".join(
+    path.read_text(encoding="utf-8") for path in sorted((ROOT / "benchmarks").glob("results_page*.jinja"))
+)
 
 
 @cache
@@ -100,12 +102,12 @@ def test_gradients_of_failed_seeds_alone_pass_what_float32_can_square():
     """A logged norm is a mean over steps, so no step of the others passed the limit either."""
     names = ("table11/SRLSTM-released/PMNIST/128", "table1/SRLSTM-released/PMNIST/256")
     for name in (*names, *(f"{name}/as-released" for name in names)):
-        found = row(name)
-        for number, seed in found.seeds.items():
+        of_recipe = row(name)
+        for number, seed in of_recipe.seeds.items():
             steps = [0, *(line["step"] for line in seed.steps)]
             longest = max(b - a for a, b in pairwise(steps))
             largest = max(line["norm"] for line in seed.steps)
-            if number in found.failed:
+            if number in of_recipe.failed:
                 assert largest > 1.8446743e19
             else:
                 assert largest * longest < 1.8446743e19
@@ -156,17 +158,17 @@ def test_the_words_follow_from_the_intervals(first, second, key):
     def values(name):
         seeds = runs().of(recipe(name).config)
         metric = recipe(name).config.task.metric
-        found = []
+        of_seeds = []
         for number in SEEDS:
             lines = seeds[number].epochs
             if key == "lowest":
-                found.append(min(line["test_loss"] for line in lines))
+                of_seeds.append(min(line["test_loss"] for line in lines))
                 continue
             part = "validation" if key == "valid" else "test"
             sign = 1 if metric == "accuracy" else -1
             chosen = max(lines, key=lambda line: sign * line[f"{part}_{metric}"])
-            found.append(chosen[f"test_{metric}"] * (100 if metric == "accuracy" else 1))
-        return found
+            of_seeds.append(chosen[f"test_{metric}"] * (100 if metric == "accuracy" else 1))
+        return of_seeds
 
     a, b = values(first), values(second)
     interval = stats.ttest_rel(a, b).confidence_interval(0.95)
@@ -192,19 +194,19 @@ def test_the_words_about_the_published_numbers():
         R128: 0,
         R256: 0,
     }.items():
-        found = against_paper(list(row(name).best.values()), recipe(name).published[0])
-        assert (found.low > 0) - (found.high < 0) == side, name
+        interval = against_paper(list(row(name).best.values()), recipe(name).published[0])
+        assert (interval.low > 0) - (interval.high < 0) == side, name
         if FREE in name:
-            assert 0.35 < found.high < 0.6, "the page says: about half a point"
-            assert -0.6 < found.low < -0.35, "the page says: about half a point"
+            assert 0.35 < interval.high < 0.6, "the page says: about half a point"
+            assert -0.6 < interval.low < -0.35, "the page says: about half a point"
     released = results_page.RELEASED
     failed = row("table1/SRLSTM-released/PMNIST/256/as-released").failed
     assert failed == (max(released["SRLSTM-released"], key=released["SRLSTM-released"].get),)
     both = sorted(released["LSTM"])
-    found = stats.ttest_rel(
+    test = stats.ttest_rel(
         [released["MomentumLSTM"][seed] for seed in both], [released["LSTM"][seed] for seed in both]
     )
-    interval = found.confidence_interval(0.95)
+    interval = test.confidence_interval(0.95)
     middle = statistics.mean(released["MomentumLSTM"][seed] - released["LSTM"][seed] for seed in both)
     assert signed(Interval(middle, interval.low, interval.high), 4) in FLAT
     assert interval.high < 0
@@ -228,8 +230,8 @@ def test_the_other_controls_of_adding_do_not_learn():
     names = re.findall(r'"(figure4/\w+/Adding/128/same-(?:step|gain|forget-bias))"', TEMPLATE)
     assert len(names) == 8
     for name in names:
-        found = row(name)
-        assert min(found.valid.values()) > 0.95 * found.config.task.baseline
+        control = row(name)
+        assert min(control.valid.values()) > 0.95 * control.config.task.baseline
 
 
 def test_what_five_permutations_detect():
@@ -243,13 +245,13 @@ def test_what_five_permutations_detect():
 
 
 def test_a_seed_that_failed_counts():
-    found = row("table11/SRLSTM-released/PMNIST/128/as-released")
-    assert found.failed == (1, 2, 4)
-    assert found.learning == (0, 3)
-    stopped = found.seeds[1]
+    failing = row("table11/SRLSTM-released/PMNIST/128/as-released")
+    assert failing.failed == (1, 2, 4)
+    assert failing.learning == (0, 3)
+    stopped = failing.seeds[1]
     assert stopped.state == "frozen"
-    assert found.best[1] == pytest.approx(100 * max(line["test_accuracy"] for line in stopped.epochs))
-    assert set(found.lowest) == set(found.trained) == set(SEEDS)
+    assert failing.best[1] == pytest.approx(100 * max(line["test_accuracy"] for line in stopped.epochs))
+    assert set(failing.lowest) == set(failing.trained) == set(SEEDS)
 
 
 def without_a_seed(seeds):
@@ -266,17 +268,17 @@ def cut_off(seeds):
 )
 def test_a_row_without_all_its_epochs_is_refused(change, words, monkeypatch):
     config = recipe(L128).config
-    held = runs()
-    monkeypatch.setitem(held.by_id, config.id, change(dict(held.of(config))))
+    known_runs = runs()
+    monkeypatch.setitem(known_runs.by_id, config.id, change(dict(known_runs.of(config))))
     with pytest.raises(ValueError, match=words):
-        results_page.read_row(held, L128)
+        results_page.read_row(known_runs, L128)
 
 
 def test_a_low_accuracy_and_a_stop_are_failures():
-    found = row(L128)
+    whole = row(L128)
     for best, state, expected in ((49.9, "done", (2,)), (50.0, "done", ()), (92.0, "frozen", (2,))):
-        seeds = dict(found.seeds) | {2: replace(found.seeds[2], state=state)}
-        changed = replace(found, best=dict(found.best) | {2: best}, seeds=seeds)
+        seeds = dict(whole.seeds) | {2: replace(whole.seeds[2], state=state)}
+        changed = replace(whole, best=dict(whole.best) | {2: best}, seeds=seeds)
         assert changed.failed == expected
 
 
@@ -295,18 +297,18 @@ def test_numbers_as_text():
 def test_lines_are_broken_where_nothing_changes():
     first = "word " * 19 + "+0.10 [-0.17, +0.38] more"
     text = f"{first}\n- item {'word ' * 30}\n\n| a {'b' * 120} |\n"
-    found = results_page.wrapped(text)
-    assert " ".join(found.split()) == " ".join(text.split())
-    assert "\n+0.10 [-0.17, +0.38] more\n- item" in found
-    assert [line[:2] for line in found.split("\n")[2:4]] == ["- ", "  "]
-    assert "| a " + "b" * 120 + " |" in found
+    broken = results_page.wrapped(text)
+    assert " ".join(broken.split()) == " ".join(text.split())
+    assert "\n+0.10 [-0.17, +0.38] more\n- item" in broken
+    assert [line[:2] for line in broken.split("\n")[2:4]] == ["- ", "  "]
+    assert "| a " + "b" * 120 + " |" in broken
     # A dash or a number with a dot at the beginning of a line would begin a list.
     assert "\n- b" not in results_page.wrapped("a" * 99 + " - b")
     assert "\n256. b" not in results_page.wrapped("a" * 98 + " 256. b")
 
 
 def test_still_from_is_the_first_epoch_without_change():
-    seed = Seed(ROOT, "done", epochs=[{"test_loss": x} for x in (3.0, 2.0, 2.5, 2.5, 2.5)])
+    seed = RunRecord(ROOT, "done", epochs=[{"test_loss": x} for x in (3.0, 2.0, 2.5, 2.5, 2.5)])
     assert results_page.still_from(seed) == 3
 
 

@@ -44,11 +44,11 @@ def test_single_steps(tmp_path, monkeypatch, capsys):
     cases = written(single_step, tmp_path, monkeypatch, *options)
     assert list(cases) == [f"{family}, D 4, H 3, B 2" for family in ("LSTM", "GRU", "RNN")]
     printed = capsys.readouterr().out
-    for found in cases.values():
-        assert len(found) == 2 + 2 * len(single_step.MOMENTA)
-        for name, figures in found.items():
+    for contenders in cases.values():
+        assert len(contenders) == 2 + 2 * len(single_step.MOMENTA)
+        for name, figures in contenders.items():
             assert name in printed
-            assert figures["rival"] == next(r for r in found if r.endswith("Cell") == ("Cell" in name))
+            assert figures["rival"] == next(r for r in contenders if r.endswith("Cell") == ("Cell" in name))
             if figures["rival"] == name:
                 assert figures["both"]["over_rival"]["median"] == 1
 
@@ -81,15 +81,15 @@ POLICY = ["--environments", "2", "--steps", "12", "--epochs", "1", "--minibatche
 
 def test_the_policy_loop(tmp_path, monkeypatch, capsys):
     cases = written(policy_loop, tmp_path, monkeypatch, *POLICY, "--hidden", "4")
-    (found,) = cases.values()
-    assert list(found) == [
+    (contenders,) = cases.values()
+    assert list(contenders) == [
         "nn.LSTM",
         "LSTM with a State, None",
         f"LSTM with a State, {mr.HeavyBall(mu=0.6)!r}",
     ]
     printed = capsys.readouterr().out
-    assert all(name in printed for name in found)
-    assert found["nn.LSTM"]["speed_over_nn.LSTM"]["median"] == 1
+    assert all(name in printed for name in contenders)
+    assert contenders["nn.LSTM"]["speed_over_nn.LSTM"]["median"] == 1
 
 
 def test_without_momentum_our_agent_plays_as_torchs():

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..bench import BadOption, bench
-from .words import recorded, refuse
+from .options import recorded_command, refuse
 
 DEFAULT_SHAPES = ("pmnist128", "timit158")
 
@@ -41,7 +41,7 @@ def run(options: Any, args: Sequence[str]) -> int:
         _print(console, result["cases"][-1])
 
     try:
-        result = bench(command=recorded(args), report=report, **settings)
+        result = bench(command=recorded_command(args), report=report, **settings)
     except BadOption as error:
         return refuse(f"bench: {error}")
     torch, threads = result["versions"]["torch"], result["threads"]

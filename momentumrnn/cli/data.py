@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..experiments.data import DataError, folder, get
-from .words import refuse
+from .options import refuse
 
 
 def run(options: Any, args: Sequence[str]) -> int:

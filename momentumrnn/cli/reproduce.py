@@ -1,12 +1,15 @@
 """The command `momentumrnn reproduce`: runs what a table or figure lacks, then makes the report."""
 
+import contextlib
 import signal
 import sys
 from collections.abc import Container, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich import box
 from rich.console import Console
 from rich.markup import escape
@@ -14,43 +17,72 @@ from rich.table import Table
 
 from ..experiments.cost import costs, place
 from ..experiments.data import DataError
-from ..experiments.exhibits import Exhibit
-from ..experiments.folders import LockedError, RunError
-from ..experiments.plan import Entry, Item, entries, exhibits, plan
-from ..experiments.report import ReportError, check, demo_tables, lacking, report, result_tables
-from ..experiments.report.gather import gather
-from ..experiments.trainer import Interrupted, choose, train
+from ..experiments.engine.signals import Interrupted
+from ..experiments.engine.train import train
+from ..experiments.paper.tables import Exhibit
+from ..experiments.runs.gather import gather
+from ..experiments.runs.store import LockedError, RunError
+from ..experiments.schedule import Entry, Item, entries, exhibits, plan
 from ..provenance import device_name
+from ..report import ReportError, check, demo_tables, lacking, report, result_tables
 from .display import display, duration
-from .report import benchmarks, show
-from .words import recorded, refuse, seeds, several, spelt
+from .options import check_threads, command_line, read_seeds, recorded_command, refuse, seed_ranges
+from .report_files import benchmark_files, show_page
+from .torch_options import read_device
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the options ask for: tables and figures, the rows to train for them, their seeds, and where."""
+
+    exhibits: list[Exhibit]
+    rows: list[Entry]
+    seeds: list[int]
+    device: torch.device
+
+    @property
+    def measures_costs(self) -> bool:
+        return any(exhibit.kind == "cost" for exhibit in self.exhibits)
 
 
 def run(options: Any, args: Sequence[str]) -> int:
     """Carry out the command; returns its exit code."""
-    demo = options.what == "demo"
     try:
-        chosen = seeds(options.seeds if options.seeds is not None else "0-2" if demo else "0-4")
-        for name in ("epochs", "log_every", "threads"):
-            value = getattr(options, name)
-            if value is not None and value < 1:
-                raise ValueError(f"--{name.replace('_', '-')}: expected at least 1, got {value}")
-        shown = exhibits(options.what)
-        changes = {"epochs": options.epochs, "log_every": options.log_every}
-        wanted = entries(options.what, options.rows, options.also, **changes)
+        request = _read_request(options)
     except ValueError as error:
         return refuse(f"reproduce: {error}")
-    if len(shown) == 1 and shown[0].later:
-        return refuse(f"reproduce: {shown[0].name} can't be run: {shown[0].later}", 1)
+    if len(request.exhibits) == 1 and request.exhibits[0].later:
+        name, reason = request.exhibits[0].name, request.exhibits[0].later
+        return refuse(f"reproduce: {name} can't be run: {reason}", 1)
+    device = request.device
+    # Of several GPUs this is the one that is named and timed.
+    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        return _carry_out(request, options, args)
+
+
+def _read_request(options: Any) -> Request:
+    demo = options.what == "demo"
+    seeds = read_seeds(options.seeds if options.seeds is not None else "0-2" if demo else "0-4")
+    for name in ("epochs", "log_every"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')}: expected at least 1, got {value}")
+    check_threads(options.threads)
+    shown = exhibits(options.what)
+    changes = {"epochs": options.epochs, "log_every": options.log_every}
+    rows = entries(options.what, options.rows, options.also, **changes)
+    # The demo is small, and a CPU gives everybody the same numbers.
+    return Request(shown, rows, seeds, read_device(options.device or ("cpu" if demo else None)))
+
+
+def _carry_out(request: Request, options: Any, args: Sequence[str]) -> int:
     try:
-        # The demo is small, and a CPU gives everybody the same numbers.
-        device = choose(options.device or ("cpu" if demo else None))
         # Refuse now what would fail after hours of training.
-        files = benchmarks(options.bench)
-        absent = _absent(wanted, options.data)
+        files = benchmark_files(options.bench)
+        absent = _absent(request.rows, options.data)
         if not options.plan:
             check(options.out)
-            if wanted and len(absent) == len(wanted):
+            if request.rows and len(absent) == len(request.rows):
                 raise RunError(next(iter(absent.values())))
             options.root.mkdir(parents=True, exist_ok=True)
     except (ReportError, RunError) as error:
@@ -59,125 +91,107 @@ def run(options: Any, args: Sequence[str]) -> int:
         expected = "expected a folder that can be written to"
         return refuse(f"reproduce: --root: {expected}, got {str(options.root)!r}: {error.strerror}", 1)
     console = Console(width=None if sys.stdout.isatty() else 170)
-    measured = [table for table in shown if table.kind == "cost"]
     for text in dict.fromkeys(absent.values()):
         _say(console, f"{sum(why == text for why in absent.values())} rows can't be run: {text}")
     if options.plan:
-        return _plan(console, wanted, absent, chosen, options, device, bool(measured))
+        return _plan(console, request, absent, options)
     if lacking():
         _say(console, f"There will be no page: {lacking()}")
-    failed = [f"{len(absent)} rows lack data"] if absent else []
-    wanted = [each for each in wanted if each.name not in absent]
+    failures = [f"{len(absent)} rows lack data"] if absent else []
+    rows = [row for row in request.rows if row.name not in absent]
     try:
-        problems, busy = _train_all(console, wanted, chosen, options, device.type, args)
-        failed += problems
-        if measured:
-            failed += _measure(console, options.root, device.type, args)
+        failed, busy = _train_all(console, rows, request, options, args)
+        failures += failed
+        if request.measures_costs:
+            failures += _measure(console, options.root, request.device, args)
     except (Interrupted, KeyboardInterrupt) as stopped:
-        _say(console, f"Stopped; all is saved. To go on: {spelt(args)}")
+        _say(console, f"Stopped; all is saved. To go on: {command_line(args)}")
         return 128 + (stopped.number if isinstance(stopped, Interrupted) else signal.SIGINT)
     try:
         if not lacking():
-            _results(console, shown, demo, options.root)
-            show(report([options.root], options.out, files), options.open)
+            _results(console, request.exhibits, options.what == "demo", options.root)
+            show_page(report([options.root], options.out, files), options.open)
     except (ReportError, RunError) as error:
         return refuse(f"reproduce: {error}", 1)
     if busy:
-        failed.append(f"another process trains {', '.join(sorted(busy))}: run this again when it has ended")
-    return refuse(f"reproduce: {'; '.join(failed)}", 1) if failed else 0
+        failures.append(f"another process trains {', '.join(sorted(busy))}: run this again when it has ended")
+    return refuse(f"reproduce: {'; '.join(failures)}", 1) if failures else 0
 
 
-def _absent(wanted: list[Entry], data: Path | None) -> dict[str, str]:
+def _absent(rows: Sequence[Entry], data: Path | None) -> dict[str, str]:
     """The rows whose data are missing, and what is to be done about it."""
-    why: dict[type, str] = {}
-    for each in wanted:
-        task = each.config.task
-        if type(task) not in why:
+    reasons: dict[type, str] = {}
+    for row in rows:
+        task = row.config.task
+        if type(task) not in reasons:
             try:
                 task.load(data)
-                why[type(task)] = ""
+                reasons[type(task)] = ""
             except DataError as error:
-                why[type(task)] = str(error)
-    found = {each.name: why[type(each.config.task)] for each in wanted}
-    return {name: text for name, text in found.items() if text}
+                reasons[type(task)] = str(error)
+    by_row = {row.name: reasons[type(row.config.task)] for row in rows}
+    return {name: reason for name, reason in by_row.items() if reason}
 
 
 def _train_all(
-    console: Console,
-    wanted: Sequence[Entry],
-    chosen: list[int],
-    options: Any,
-    device: str,
-    args: Sequence[str],
+    console: Console, rows: Sequence[Entry], request: Request, options: Any, args: Sequence[str]
 ) -> tuple[list[str], set[str]]:
     """Train the rows one after another. Returns what failed, in words, and the rows of another process."""
-    queue, failed, busy = list(enumerate(wanted, 1)), list[str](), set[str]()
-    for i, each in queue:
-        title = f"{i}/{len(wanted)} {each.name}"
+    queue, failed, busy = list(enumerate(rows, 1)), list[str](), set[str]()
+    for number, row in queue:
+        title = f"{number}/{len(rows)} {row.name}"
         try:
-            failed += _train(console, title, each, chosen, options, device, args)
+            failed += _train(console, title, row, request, options, args)
         except LockedError:
             _say(console, f"{title}: another process trains it")
             # It comes again at the end: the other process may be done then.
-            queue += [(i, each)] * (each.name not in busy)
-            busy.add(each.name)
+            queue += [(number, row)] * (row.name not in busy)
+            busy.add(row.name)
             continue
         except RunError as error:
             # One row that can't go on is no reason to leave the others.
             _say(console, f"{title}: {error}")
-            failed.append(f"{each.name} failed")
-        busy.discard(each.name)
+            failed.append(f"{row.name} failed")
+        busy.discard(row.name)
     return failed, busy
 
 
 def _train(
-    console: Console,
-    title: str,
-    each: Entry,
-    chosen: list[int],
-    options: Any,
-    device: str,
-    args: Sequence[str],
+    console: Console, title: str, row: Entry, request: Request, options: Any, args: Sequence[str]
 ) -> list[str]:
     """Bring one row to its end; returns what failed, in words."""
     with display(console, title) as watcher:
         results = train(
-            each.config,
-            chosen,
+            row.config,
+            request.seeds,
             root=options.root,
             data=options.data,
-            device=device,
+            device=str(request.device),
             threads=options.threads,
             watcher=watcher,
-            command=recorded(args),
+            command=recorded_command(args),
         )
     if not watcher.trained:
         _say(console, f"{title}: done already")
     frozen = [result["seed"] for result in results if result["frozen"]]
-    return [f"{each.name}: not finite: seeds {several(frozen)}"] if frozen else []
+    return [f"{row.name}: not finite: seeds {seed_ranges(frozen)}"] if frozen else []
 
 
-def _measure(console: Console, root: Path, device: str, args: Sequence[str]) -> list[str]:
+def _measure(console: Console, root: Path, device: torch.device, args: Sequence[str]) -> list[str]:
     """The costs of tables 14 to 16; returns what failed, in words."""
+    path = place(root, device_name(device.type))
     try:
-        costs(place(root, device_name(device)), device, recorded(args), lambda text: _say(console, text))
+        costs(path, str(device), recorded_command(args), lambda text: _say(console, text))
     except RunError as error:
         _say(console, str(error))
         return ["the costs were not measured"]
     return []
 
 
-def _plan(
-    console: Console,
-    wanted: list[Entry],
-    absent: Container[str],
-    chosen: list[int],
-    options: Any,
-    device: Any,
-    measured: bool,
-) -> int:
+def _plan(console: Console, request: Request, absent: Container[str], options: Any) -> int:
     """What would run, how long, what is there; absent: rows whose data are missing."""
-    if not wanted and not measured:
+    device = request.device
+    if not request.rows and not request.measures_costs:
         _say(console, f"{options.what} needs no runs")
         return 0
     console.print(
@@ -186,9 +200,9 @@ def _plan(
     )
     with console.status("timing some steps") as status:
         note = status.update if console.is_terminal else partial(_say, console)
-        items = plan(wanted, chosen, options.root, device, options.threads, note)
-    todo = [item for item in items if item.left and item.entry.name not in absent]
-    idle = [item for item in items if item.left and item.entry.name in absent]
+        items = plan(request.rows, request.seeds, options.root, device, options.threads, note)
+    to_run = [item for item in items if item.left and item.entry.name not in absent]
+    without_data = [item for item in items if item.left and item.entry.name in absent]
     table = Table(box=box.SIMPLE_HEAD)
     for title in ("row", "epochs", "done", "to do", "time"):
         table.add_column(title, justify="right" if title in ("epochs", "time") else "left", overflow="fold")
@@ -196,31 +210,39 @@ def _plan(
         table.add_row(
             item.entry.name,
             str(item.entry.config.epochs),
-            _seeds(item.done) + (f", failed: {several(item.frozen)}" if item.frozen else ""),
-            _left(item) + ("; no data" if item in idle else ""),
+            _done(item),
+            _to_do(item) + ("; no data" if item in without_data else ""),
             duration(item.seconds) if item.left else "-",
         )
     console.print(table)
-    total = duration(sum(item.seconds for item in todo))
-    _say(console, f"{len(todo)} of {len(items)} rows to run: {total} in all, without what else runs here")
-    if idle:
-        _say(console, f"with their data {len(idle)} more: {duration(sum(item.seconds for item in idle))}")
-    if measured:
+    total = duration(sum(item.seconds for item in to_run))
+    _say(console, f"{len(to_run)} of {len(items)} rows to run: {total} in all, without what else runs here")
+    if without_data:
+        more = duration(sum(item.seconds for item in without_data))
+        _say(console, f"with their data {len(without_data)} more: {more}")
+    if request.measures_costs:
         path = place(options.root, device_name(device.type))
         takes = {"cuda": "three minutes", "cpu": "some minutes, on a CPU without memory"}[device.type]
         _say(console, f"and the costs of a sample, {takes}: {path}{' is there' * path.exists()}")
-    if device.type == "cpu" and (todo or idle):
+    if device.type == "cpu" and (to_run or without_data):
         _say(console, "These times may be several times too high or too low: tiny gradients slow a CPU down.")
     return 0
 
 
-def _seeds(numbers: Sequence[int]) -> str:
-    return f"seeds {several(numbers)}" if numbers else "-"
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seeds {seed_ranges(seeds)}" if seeds else "-"
 
 
-def _left(item: Item) -> str:
-    fresh = [seed for seed, epochs in item.left.items() if epochs == item.entry.config.epochs]
-    parts = [_seeds(fresh)] if fresh else []
+def _done(item: Item) -> str:
+    """The seeds that have nothing left to train, in words."""
+    ended = {"failed": item.frozen, "stopped": item.stopped}
+    return _seeds(item.done) + "".join(f", {how}: {seed_ranges(s)}" for how, s in ended.items() if s)
+
+
+def _to_do(item: Item) -> str:
+    """The seeds that are left to train, in words."""
+    new = [seed for seed, epochs in item.left.items() if epochs == item.entry.config.epochs]
+    parts = [_seeds(new)] if new else []
     for epochs in sorted(set(item.left.values()) - {item.entry.config.epochs}):
         begun = [seed for seed, more in item.left.items() if more == epochs]
         parts.append(f"{_seeds(begun)}: {epochs} epochs to go")
@@ -230,10 +252,10 @@ def _left(item: Item) -> str:
 def _results(console: Console, shown: Sequence[Exhibit], demo: bool, root: Path) -> None:
     """Print the table that was asked for, as in the report; after the demo's its lesson."""
     runs = gather([root])
-    found = [demo_tables.demo(runs)] if demo else []
+    tables = [demo_tables.demo(runs)] if demo else []
     if len(shown) == 1 and shown[0].kind in ("results", "curves"):
-        found = [result_tables.results(shown[0], runs)]
-    for content in found:
+        tables = [result_tables.results(shown[0], runs)]
+    for content in tables:
         if not content.rows:
             continue
         table = Table(box=box.SIMPLE_HEAD)

@@ -1,8 +1,8 @@
 """The command `momentumrnn run`: from options to a Config, and what its results look like."""
 
 import sys
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import mean, stdev
 from typing import Any
 
@@ -12,83 +12,160 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..experiments import Config, configure
-from ..experiments.config import read
-from ..experiments.data import DataError
-from ..experiments.folders import RunError
-from ..experiments.paper import Published, Recipe, recipe
-from ..experiments.trainer import Interrupted, train
-from .display import display, label
-from .words import check_task, recorded, refuse, seeds, several, spelt
+from ..experiments.config import SAME_RUN, read
+from ..experiments.data import DataError, folder
+from ..experiments.engine.signals import Interrupted
+from ..experiments.engine.train import train
+from ..experiments.paper.recipes import Recipe, recipe
+from ..experiments.runs.store import RunError
+from ..experiments.settings import change, differences, variant_name
+from .display import describe, display, early_end
+from .options import (
+    check_task,
+    check_threads,
+    command_line,
+    given_texts,
+    read_seeds,
+    recorded_command,
+    refuse,
+    seed_ranges,
+)
+from .torch_options import own_classes, read_device
 
 # Options that are no fields of a Config.
-_OTHERS = {"task", "recipe", "seeds", "root", "data", "device", "threads", "tensorboard"}
+_OTHER_OPTIONS = {"task", "recipe", "settings", "imports", "seeds", "root", "data", "device", "threads"}
+_OTHER_OPTIONS |= {"changed_source", "tensorboard"}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the options ask for. recipe: the row of the paper that they begin with; None with --task."""
+
+    config: Config
+    recipe: Recipe | None
+
+    @property
+    def name(self) -> str:
+        """What the run is called: a recipe, perhaps with other settings; "" without a recipe."""
+        if self.recipe is None:
+            return ""
+        # A run with more epochs is the same run, so its name does not have them.
+        same_run = {name: getattr(self.config, name) for name in SAME_RUN}
+        return variant_name(self.recipe.name, self.config, replace(self.recipe.config, **same_run))
+
+    @property
+    def same_run_differences(self) -> list[str]:
+        """The settings that differ from the recipe, and that the name does not have."""
+        if self.recipe is None:
+            return []
+        different = differences(self.config, self.recipe.config)
+        return [setting for setting in different if setting.partition("=")[0] in SAME_RUN]
 
 
 def run(options: Any, args: Sequence[str]) -> int:
     """Carry out the command; returns its exit code."""
     try:
-        found, row = config(options)
-        chosen = seeds(options.seeds)
-        if options.threads is not None and options.threads < 1:
-            raise ValueError(f"--threads: expected at least 1, got {options.threads}")
+        request = read_request(options)
+        seeds = read_seeds(options.seeds)
+        check_threads(options.threads)
+        read_device(options.device)
     except ValueError as error:
         return refuse(f"run: {error}")
-    console = Console(width=None if sys.stdout.isatty() else 110)
+    console = Console(width=None if sys.stdout.isatty() else 180)
     try:
-        with display(console) as watcher:
+        with display(console, request.name, _places(options)) as watcher:
             results = train(
-                found,
-                chosen,
+                request.config,
+                seeds,
                 root=options.root,
                 data=options.data,
                 device=options.device,
                 threads=options.threads,
                 tensorboard=options.tensorboard,
                 watcher=watcher,
-                command=recorded(args),
+                command=recorded_command(args),
+                name=request.name,
+                changed_source=options.changed_source,
             )
     except Interrupted as stopped:
-        console.print(f"Stopped; all is saved. To go on: {escape(spelt(args))}", soft_wrap=True)
+        console.print(f"Stopped; all is saved. To go on: {escape(command_line(args))}", soft_wrap=True)
         return 128 + stopped.number
     except (RunError, DataError) as error:
         return refuse(f"run: {error}", 1)
     if not watcher.trained:
         console.print("All done already; nothing was trained.")
-    report(console, found, results, row)
+    print_results(console, request, results)
     for result in results:
-        folder = options.root / f"{found.id}-s{result['seed']}"
-        console.print(escape(str(folder)), highlight=False, soft_wrap=True)
+        path = options.root / f"{request.config.id}-s{result['seed']}"
+        console.print(escape(str(path)), highlight=False, soft_wrap=True)
     frozen = [result["seed"] for result in results if result["frozen"]]
-    return (
-        refuse(f"run: not finite, and so not trained to the end: seeds {several(frozen)}", 1) if frozen else 0
-    )
+    if frozen:
+        return refuse(f"run: not finite, and so not trained to the end: seeds {seed_ranges(frozen)}", 1)
+    return 0
 
 
-def config(options: Any) -> tuple[Config, Recipe | None]:
-    """What the options ask for, and the row of the paper, if they name one."""
-    given: dict[str, Any] = {}
-    for name, value in vars(options).items():
-        if name not in _OTHERS and value not in ("", None):
-            try:
-                given[name] = read(name, value)
-            except ValueError as error:
-                raise ValueError(f"--{error}") from None
+def read_request(options: Any) -> Request:
+    """The Config that the options ask for, and the recipe that they begin with."""
+    check_task(options.task, options.recipe)
+    own = own_classes(options.imports)
+    given = {
+        name: _read(name, value, own)
+        for name, value in vars(options).items()
+        if name not in _OTHER_OPTIONS and value not in ("", None)
+    }
     if "bias" in given:
         given["bias"] = {"True": True, "False": False, "hh": "hh"}[given["bias"]]
-    check_task(options.task, options.recipe)
-    if options.recipe:
-        row = recipe(options.recipe)
-        return replace(row.config, **given), row
+    base = recipe(options.recipe) if options.recipe else None
+    if base is None:
+        config = configure(_read("task", options.task, own), **given)
+    else:
+        config = replace(base.config, **given)
+    return Request(change(config, given_texts(options.settings), own), base)
+
+
+def _read(name: str, value: Any, own: Sequence[type]) -> Any:
+    """The value of a field, from that of its option."""
     try:
-        task = read("task", options.task)
+        return read(name, value, own)
     except ValueError as error:
-        raise ValueError(f"--{error}") from None
-    return configure(task, **given), None
+        unknown = str(error).startswith(f"{name}: expected one of ") and not str(error).endswith("?")
+        hint = "; a class of your own is made known by --import" if unknown and not own else ""
+        raise ValueError(f"--{error}{hint}") from None
 
 
-def report(console: Console, found: Config, results: Sequence[dict[str, Any]], row: Recipe | None) -> None:
+def _places(options: Any) -> dict[str, str]:
+    """Where the run folders and the data sets are, for the list of settings."""
+    try:
+        data = str(folder(options.data))
+    except DataError:  # a task that needs none can be trained
+        data = "none"
+    return {"root": str(options.root), "data": data}
+
+
+def print_results(console: Console, request: Request, results: Sequence[Mapping[str, Any]]) -> None:
     """A table with a line for each seed, their mean, and what the paper has."""
-    metric = found.task.metric
+    config, base = request.config, request.recipe
+    console.print()
+    if request.name:
+        console.print(escape(request.name), highlight=False, soft_wrap=True)
+    console.print(f"{escape(describe(config))}, epochs: {config.epochs}", highlight=False)
+    console.print(_results_table(config, results))
+    baseline = getattr(config.task, "baseline", None)
+    if baseline is not None:
+        console.print(f"without memory: loss {baseline:.5f}", highlight=False)
+    if base is not None:
+        numbers = base.published_text.removeprefix("published ")
+        console.print(f"published for {base.name}: {numbers}", highlight=False, soft_wrap=True)
+        if "training loss" in base.metric:
+            last = [result["selected"]["last"] for result in results]
+            ours = " ".join(f"{line['train_loss']:.5f}" if line else "-" for line in last)
+            console.print(f"ours, the mean of the last epoch: {ours}", highlight=False, soft_wrap=True)
+    if different := ", ".join(request.same_run_differences):
+        console.print(f"not as in the recipe: {different}", highlight=False, soft_wrap=True)
+
+
+def _results_table(config: Config, results: Sequence[Mapping[str, Any]]) -> Table:
+    metric = config.task.metric
     scale, form = (100, ".2f") if metric == "accuracy" else (1, ".5f")
     unit = "accuracy, %" if metric == "accuracy" else "loss"
     table = Table("seed", box=box.SIMPLE_HEAD)
@@ -102,57 +179,39 @@ def report(console: Console, found: Config, results: Sequence[dict[str, Any]], r
     for _, _, title in columns:
         table.add_column(title, justify="right")
     table.add_column("samples/s\nof a seed", justify="right")
-    lines: list[list[float | None]] = []
+    rows_of_mean: list[list[float | None]] = []
     for result in results:
         values = [(result["selected"][rule] or {}).get(key) for rule, key, _ in columns]
         # A mean is of seeds that were trained alike.
-        whole = not result["frozen"] and result["epochs"] == found.epochs
-        if whole:
-            lines.append(values)
-        shown = [
+        alike = _trained_to_end(result, config.epochs)
+        if alike:
+            rows_of_mean.append(values)
+        cells = [
             "-" if v is None else str(v) if isinstance(v, int) else format(scale * v, form) for v in values
         ]
-        odd = f" (frozen at step {result['frozen']['step']})" if result["frozen"] else ""
-        odd = odd or ("" if whole else f" ({result['epochs']} epochs)")
-        table.add_row(f"{result['seed']}{odd}", *shown, f"{result['samples_per_second'] or 0:.0f}")
-    if len(lines) > 1:
+        early = early_end(result["frozen"], result.get("stopped"))
+        remark = early or ("" if alike else f" ({result['epochs']} epochs)")
+        speed = f"{result['samples_per_second'] or 0:.0f}"
+        table.add_row(escape(f"{result['seed']}{remark}"), *cells, speed)
+    if len(rows_of_mean) > 1:
         table.add_section()
-        shown = []
-        for (_, key, _), each in zip(columns, zip(*lines, strict=True), strict=True):
-            known = [scale * v for v in each if v is not None]
+        cells = []
+        for (_, key, _), column in zip(columns, zip(*rows_of_mean, strict=True), strict=True):
+            known = [scale * value for value in column if value is not None]
             if key == "epoch" or len(known) < 2:
-                shown.append("")
+                cells.append("")
             else:
-                shown.append(f"{mean(known):{form}} ± {stdev(known):{form}}")
-        count = "" if len(lines) == len(results) else f" of {len(lines)}"
-        table.add_row(f"mean ± sd{count}", *shown, "")
-    console.print()
-    console.print(f"{escape(label(found))}, epochs: {found.epochs}", highlight=False)
-    console.print(table)
-    baseline = getattr(found.task, "baseline", None)
-    if baseline is not None:
-        console.print(f"without memory: loss {baseline:.5f}", highlight=False)
-    if row is not None:
-        console.print(f"{row.name}: {published(row)}", highlight=False, soft_wrap=True)
-        if "training loss" in row.metric:
-            last = [result["selected"]["last"] for result in results]
-            ours = " ".join(f"{line['train_loss']:.5f}" if line else "-" for line in last)
-            console.print(f"ours, the mean of the last epoch: {ours}", highlight=False, soft_wrap=True)
-        changed = [f.name for f in fields(found) if getattr(found, f.name) != getattr(row.config, f.name)]
-        changed = [name for name in changed if name != "log_every"]
-        if changed:
-            words = ", ".join(f"{name} = {getattr(found, name)!r}" for name in changed)
-            console.print(f"not as in the recipe: {escape(words)}", highlight=False, soft_wrap=True)
+                cells.append(f"{mean(known):{form}} ± {stdev(known):{form}}")
+        count = "" if len(rows_of_mean) == len(results) else f" of {len(rows_of_mean)}"
+        table.add_row(f"mean ± sd{count}", *cells, "")
+    return table
 
 
-def published(row: Recipe) -> str:
-    """What the paper has for a row, in words."""
-    if not row.published:
-        return "no number published"
-    numbers = [f"{number(p)}{f' (quoted from {p.source})' if p.quoted else ''}" for p in row.published]
-    return f"published {row.metric}: {'; '.join(numbers)}"
-
-
-def number(p: Published) -> str:
-    """A published number, and its deviation where there is one."""
-    return f"{p.value:g}" + ("" if p.std is None else f" ± {p.std:g}")
+def _trained_to_end(result: Mapping[str, Any], epochs: int) -> bool:
+    """Whether a seed has so many epochs, or as many as its patience let it have."""
+    if result["frozen"]:
+        return False
+    stopped = result.get("stopped")
+    if stopped:
+        return bool(stopped["by"] == "patience" and result["epochs"] <= epochs)
+    return bool(result["epochs"] == epochs)

@@ -1,7 +1,5 @@
-"""The command `momentumrnn runs`: what is in the run folders."""
+"""The command `momentumrnn runs`: what is in the run folders, as the one reader of them says it."""
 
-import contextlib
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,106 +11,117 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..experiments import Config
 from ..experiments.config import in_words
-from ..experiments.folders import RunError, read_json, running
-from .words import refuse, several, spelt
+from ..experiments.runs.gather import gather
+from ..experiments.runs.read import COUNTED, RunRecord, read
+from .options import command_line, refuse, seed_ranges
+from .torch_options import own_classes
 
 
 def run(options: Any, args: Sequence[str]) -> int:
     """Carry out the command; returns its exit code."""
+    try:
+        own = own_classes(options.imports)
+    except ValueError as error:
+        return refuse(f"runs: {error}")
     if not options.root.is_dir():
         return refuse(
             f"runs: --root: expected a folder of runs, but there is no folder {str(options.root)!r}", 1
         )
     console = Console(width=None if sys.stdout.isatty() else 150)
-    groups: dict[str, list[dict[str, Any]]] = {}
-    broken = []
-    own = options.root.resolve() / "config.json"  # --root is itself the folder of a run
-    for path in [own] if own.is_file() else sorted(options.root.glob("*/config.json")):
-        try:
-            found = _read(path.parent)
-        except (RunError, KeyError, TypeError) as error:
-            broken.append(str(error) if isinstance(error, RunError) else f"{path}: {error!r}")
-            continue
-        groups.setdefault(path.parent.name.rpartition("-s")[0], []).append(found)
+    records = _records(options.root, own)
+    counted = [record for record in records if record.state in COUNTED]
+    if counted:
+        console.print(_table(counted, console.width))
+    else:
+        deeper = sorted({path.parent.parent for path in options.root.glob("*/*/config.json")})
+        commands = [(path, command_line(["runs", "--root", str(path)])) for path in deeper]
+        hint = "".join(f"\nThere are some in {path}: {command}" for path, command in commands)
+        _say(console, f"No runs in {options.root}.{hint}")
+    for record in records:
+        if record.state not in COUNTED:
+            _say(console, f"{record.state}: {record.path}: {record.reason}")
+    unverified = sum(not record.verified for record in counted if record.state != "running")
+    if unverified:
+        _say(
+            console,
+            f"{unverified} of {len(counted)} folders were written before checksums and can't be verified",
+        )
+    return 1 if any(record.state == "damaged" for record in records) else 0
+
+
+def _records(root: Path, own: Sequence[type]) -> list[RunRecord]:
+    """What the run folders in a folder say, or what it says itself if it is one."""
+    # Resolved, since a run's folder is known by its name, and root may be ".".
+    itself = read(root.resolve(), own)
+    if itself.state != "foreign":
+        return [itself]
+    # Only what lies in the folder itself is listed. A tree without a run there may be large.
+    if not any(root.glob("*/config.json")):
+        return []
+    return [record for record in gather([root], own).folders if record.path.parent == root]
+
+
+def _table(records: Sequence[RunRecord], width: int) -> Table:
+    """A line for each run, of all its seeds."""
+    by_id: dict[str, list[RunRecord]] = {}
+    for record in records:
+        by_id.setdefault(record.id, []).append(record)
     table = Table(box=box.SIMPLE_HEAD)
     titles = ["run", "seeds", "state", "test, selected\nby validation", "best on\nthe test set"]
     # Where there is little room, what matters least is left out.
-    wide = console.width >= 110
+    wide = width >= 110
     for title in [*titles, *["device"] * wide]:
         table.add_column(title, overflow="fold", justify="left" if title in titles[:3] else "right")
-    for name, group in groups.items():
-        config = group[0]["config"]
-        words = f"{config['task']}\n{in_words(config)}"
+    for run_id, seeds in by_id.items():
+        values = seeds[0].given
+        names = sorted({record.name for record in seeds if record.name})
         # A mean is of seeds that were trained alike, those that were trained longest.
-        most = max(each["epochs"] for each in group)
-        whole = [each for each in group if each["epochs"] == most and not each["frozen"]]
+        most = max(_epochs(record) for record in seeds)
+        alike = [record for record in seeds if _epochs(record) == most and record.state != "frozen"]
         table.add_row(
-            f"{name}\n{escape(words)}",
-            several([each["seed"] for each in group]),
-            "\n".join(sorted({each["state"] for each in group})),
-            *(_spread(whole, rule) for rule in ("by_validation", "by_test")),
-            *["\n".join(sorted({each["device"] for each in group}))] * wide,
+            escape("\n".join([run_id, *names, str(values["task"]), in_words(values)])),
+            seed_ranges([record.seed for record in seeds]),
+            escape("\n".join(sorted({_state(record) for record in seeds}))),
+            *(_mean(alike, rule) for rule in ("by_validation", "by_test")),
+            *["\n".join(sorted({record.origin("device") or "-" for record in seeds}))] * wide,
         )
-    if groups:
-        console.print(table)
-    else:
-        deeper = sorted({path.parent.parent for path in options.root.glob("*/*/config.json")})
-        hint = "".join(
-            f"\nThere are some in {each}: {spelt(['runs', '--root', str(each)])}" for each in deeper
-        )
-        console.print(f"No runs in {options.root}.{hint}", highlight=False, soft_wrap=True)
-    for line in broken:
-        console.print(f"damaged: {escape(line)}", highlight=False, soft_wrap=True)
-    return 1 if broken else 0
+    return table
 
 
-def _read(folder: Path) -> dict[str, Any]:
-    """What a folder says of its run."""
-    given, result = read_json(folder / "config.json"), read_json(folder / "result.json")
-    config = given["config"]
-    try:
-        name = f"{Config.from_json(config).id}-s{given['seed']}"
-    except ValueError:  # described by classes of the user's
-        name = folder.name
-    if name != folder.name:
-        raise RunError(f"{folder / 'config.json'} is that of {name}")
-    found = {"config": config, "seed": given["seed"], "by_validation": None, "by_test": None, "device": "-"}
-    found |= {"epochs": 0, "frozen": False, "metric": ""}
-    if result is None or running(folder):
-        state = f"{'running' if running(folder) else 'stopped'}{_progress(folder, config['epochs'])}"
-    elif result["frozen"]:
-        state = f"frozen at step {result['frozen']['step']}"
-    elif result["epochs"] < config["epochs"]:
-        state = f"stopped after epoch {result['epochs']} of {config['epochs']}"
-    else:
-        state = f"done, epochs: {result['epochs']}"
-    if result is not None:
-        for rule in ("by_validation", "by_test"):
-            line = result["selected"][rule]
-            found[rule] = line and line[f"test_{result['metric']}"]
-        found |= {key: result[key] for key in ("device", "epochs", "metric")}
-        found["frozen"] = bool(result["frozen"])
-    return {**found, "state": state}
+def _state(record: RunRecord) -> str:
+    """The state of a run in words."""
+    epochs = record.given["epochs"]
+    if record.state == "running" or (record.state == "short" and record.result is None):
+        steps = [lines[-1]["step"] for lines in (record.steps, record.epochs) if lines]
+        progress = f", step {max(steps)}, epochs: {epochs}" if steps else ""
+        return f"{'running' if record.state == 'running' else 'stopped'}{progress}"
+    if record.state in ("frozen", "stopped"):
+        return f"{record.state} {record.reason}"
+    # It may have more epochs than its result, if the process ended in between.
+    short = _epochs(record) < epochs
+    return (
+        f"stopped after epoch {_epochs(record)} of {epochs}" if short else f"done, epochs: {_epochs(record)}"
+    )
 
 
-def _progress(folder: Path, epochs: int) -> str:
-    """How far a run is, by its metrics, the last line of which may be cut."""
-    path = folder / "metrics.jsonl"
-    lines = path.read_bytes().splitlines()[-2:] if path.exists() else []
-    for line in reversed(lines):
-        with contextlib.suppress(ValueError, KeyError):
-            return f", step {json.loads(line)['step']}, epochs: {epochs}"
-    return ""
+def _epochs(record: RunRecord) -> int:
+    """The epochs of its result; 0 without one."""
+    return int(record.result["epochs"]) if record.result else 0
 
 
-def _spread(whole: Sequence[dict[str, Any]], rule: str) -> str:
-    known = [each[rule] for each in whole if each[rule] is not None]
-    if not known:
+def _mean(records: Sequence[RunRecord], rule: str) -> str:
+    """The mean of a value of their results and its deviation, under the name of the metric."""
+    lines = [(record.result or {"selected": {}})["selected"].get(rule) for record in records]
+    metric = (records[0].result or {}).get("metric", records[0].metric) if records else ""
+    values = [line[f"test_{metric}"] for line in lines if line and line.get(f"test_{metric}") is not None]
+    if not values:
         return "-"
-    accuracy = whole[0]["metric"] == "accuracy"
-    scale, form, unit = (100, ".2f", " %") if accuracy else (1, ".5f", "")
-    values = [scale * value for value in known]
+    scale, form, unit = (100, ".2f", " %") if metric == "accuracy" else (1, ".5f", "")
+    values = [scale * value for value in values]
     spread = f" ± {stdev(values):{form}}" if len(values) > 1 else ""
-    return f"{whole[0]['metric']}\n{mean(values):{form}}{spread}{unit}"
+    return f"{metric}\n{mean(values):{form}}{spread}{unit}"
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(escape(text), highlight=False, soft_wrap=True)

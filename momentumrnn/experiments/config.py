@@ -1,13 +1,14 @@
 """What a run is: one task, one network, one way to train it. Knows nothing of how that is done.
 
-A Config is data: `to_json` and `from_json` are inverse, and its `id` names the run's folder.
+A Config is data: `to_json` and `from_json` are inverse, and its `id` names the run's folder. Ids last: a field
+that was added after the first schema enters the id only where it differs from its default.
 """
 
 import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from numbers import Integral, Real
 from typing import Any
 
@@ -15,9 +16,12 @@ from .. import cells, init, momentum
 from ..cells import Cell
 from ..init import Init
 from ..momentum import Momentum
-from ..repr_parser import nearest, parse
+from ..repr_parser import nearest, parse, spell
+from .sources.hashes import source_hashes
 from .tasks import TASKS, Task
 
+SCHEMA = 2
+"""Of the fields of a Config as they are written down. It rises with every field that is added."""
 CELLS = (cells.LSTM, cells.GRU, cells.Elman, cells.ExtrapolatedLSTM)
 INITS = (init.Paper, init.Torch, init.Dtriv)
 OPTIMIZERS = ("adam", "rmsprop", "sgd")
@@ -71,6 +75,9 @@ class Config:
     deterministic: bool
     log_every: int
     """Steps between two losses in metrics.jsonl, each their mean."""
+    # Each later field has a default, by which older runs went, and `since`, the schema that brought it.
+    patience: int = field(default=0, metadata={"since": 2})
+    """Epochs without a better result on the validation set after which a run stops; 0: never."""
 
     def __post_init__(self) -> None:
         for name, kind in (("task", Task), ("cell", Cell), ("momentum", Momentum | None), ("init", Init)):
@@ -86,6 +93,7 @@ class Config:
             ("batch_size", 1),
             ("epochs", 1),
             ("log_every", 1),
+            ("patience", 0),
         ):
             value = getattr(self, name)
             whole = isinstance(value, int) and not isinstance(value, bool)
@@ -115,23 +123,58 @@ class Config:
         _check("rebase_every", self.rebase_every, idle, "0 without orthogonal")
 
     @property
+    def descriptions(self) -> dict[str, Any]:
+        """What describes a part of it, by field: task, cell, momentum, init."""
+        return {name: getattr(self, name) for name in _DESCRIPTIONS}
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """The hash of the source of each class of the user's own that describes it; {} if all are ours."""
+        return source_hashes(self.descriptions.values())
+
+    @property
     def id(self) -> str:
-        """The name of its runs, the seed left out: what it is in words, and a hash of all that matters."""
-        return identity(self.to_json())
+        """The name of its runs, without the seed: what it is in words, and a hash of all that matters."""
+        return identity(self.to_json(), self.sources, type(self))
 
     def to_json(self) -> dict[str, Any]:
         """All fields; descriptions as they are spelt."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {k: repr(v) if k in _DESCRIPTIONS else v for k, v in values.items()}
+        return {k: spell(v) if k in _DESCRIPTIONS else v for k, v in values.items()}
 
     @classmethod
-    def from_json(cls, values: dict[str, Any], own: Sequence[type] = ()) -> "Config":
-        """The Config that `to_json` wrote. own: classes of yours that describe something in it."""
-        names = {f.name for f in fields(cls)}
-        if set(values) != names:
-            odd = sorted(set(values) ^ names)
-            raise ValueError(f"a config should have the fields {sorted(names)}, differs in {odd}")
+    def from_json(cls, values: Mapping[str, Any], own: Sequence[type] = (), schema: int = SCHEMA) -> "Config":
+        """The Config that `to_json` wrote. own: classes of the user's that describe something in it.
+
+        schema: the one that wrote it. Fields that came later have their defaults.
+        """
+        values = migrate(values, schema, cls)
         return cls(**{key: read(key, value, own) for key, value in values.items()})
+
+
+class SchemaError(ValueError):
+    """A record that a newer version of this library wrote."""
+
+
+def migrate(values: Mapping[str, Any], schema: int, kind: type[Config] = Config) -> dict[str, Any]:
+    """The values of a written Config, of that schema, with all fields of today's."""
+    if schema > SCHEMA:
+        raise SchemaError(
+            f"it has schema {schema}, and this version of momentumrnn reads up to {SCHEMA}: update momentumrnn"
+        )
+    later = {name: default for name, (since, default) in _later_fields(kind).items() if since > schema}
+    expected = {f.name for f in fields(kind)} - later.keys()
+    if set(values) != expected:
+        different = sorted(set(values) ^ expected)
+        raise ValueError(f"a config should have the fields {sorted(expected)}, differs in {different}")
+    return {**values, **later}
+
+
+def _later_fields(kind: type[Config]) -> dict[str, tuple[int, Any]]:
+    """The fields that came after the first schema: since which one, and the default."""
+    later = {f.name: (int(f.metadata["since"]), f.default) for f in fields(kind) if "since" in f.metadata}
+    assert all(default is not MISSING for _, default in later.values())
+    return later
 
 
 def in_words(values: Mapping[str, Any]) -> str:
@@ -150,17 +193,24 @@ def in_words(values: Mapping[str, Any]) -> str:
     return ", ".join([*parts, *[str(values.get("precision"))] * (values.get("precision") != "tf32")])
 
 
-def identity(values: Mapping[str, Any]) -> str:
-    """The id of the Config of which `to_json` gave these, whoever's classes describe it."""
+def identity(values: Mapping[str, Any], sources: Mapping[str, str], kind: type[Config] = Config) -> str:
+    """The id of the Config of which `to_json` gave these values, whoever's classes describe it.
+
+    sources: the hashes of the user's own classes; {} if there are none. They are a part of what is trained.
+    """
     names = [str(values[key]).partition("(")[0].rpartition(".")[2] for key in ("task", "cell", "momentum")]
     slug = "-".join(name.lower() for name in names if name != "None")
-    own = {key: value for key, value in values.items() if key not in SAME_RUN}
+    relevant = {key: value for key, value in values.items() if key not in SAME_RUN}
     # What is idle makes no other run.
-    own |= {} if values["optimizer"] == "rmsprop" else {"alpha": _DEFAULTS["alpha"]}
-    own |= {} if values["orthogonal"] else {"orthogonal_lr": _DEFAULTS["orthogonal_lr"]}
-    digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
-    kind = "orthogonal-" if values["orthogonal"] else ""
-    return f"{kind}{slug}-{values['hidden_size']}-{digest[:10]}"
+    relevant |= {} if values["optimizer"] == "rmsprop" else {"alpha": _DEFAULTS["alpha"]}
+    relevant |= {} if values["orthogonal"] else {"orthogonal_lr": _DEFAULTS["orthogonal_lr"]}
+    for name, (_, default) in _later_fields(kind).items():
+        if relevant.get(name, default) == default:
+            relevant.pop(name, None)
+    relevant |= {"sources": dict(sources)} if sources else {}
+    digest = hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()
+    prefix = "orthogonal-" if values["orthogonal"] else ""
+    return f"{prefix}{slug}-{values['hidden_size']}-{digest[:10]}"
 
 
 def read(name: str, value: Any, own: Sequence[type] = ()) -> Any:

@@ -24,13 +24,13 @@ from ..cuda_graph import captured
 from ..provenance import provenance
 from ..repr_parser import nearest
 from .config import Config
-from .folders import RunError, write_whole
+from .engine.devices import choose_device, torch_settings
+from .engine.replicas import EVALUATED, Replicas
 from .models import build
-from .paper import recipe
-from .replicas import EVALUATED, Replicas
+from .paper.recipes import recipe
+from .runs.store import RunError, write_whole
 from .tasks import PMNIST, Data, generator
 from .tasks.mnist import PIXELS
-from .trainer import choose, torch_settings
 
 TASK = "PMNIST"
 SHAPE = {"hidden_size": 256, "batch_size": 128, "length": PIXELS}
@@ -95,8 +95,8 @@ class _Ours:
         self.replicas.step(0)
 
     @property
-    def found(self) -> tuple[float, float]:
-        """The last loss, and the norm of its gradient before clipping."""
+    def last_step(self) -> tuple[float, float]:
+        """The loss of the last step, and the norm of its gradient before clipping."""
         return self.replicas.losses[0].item(), self.replicas.norms[0].item()
 
     def evaluate(self, samples: int) -> float:
@@ -104,8 +104,8 @@ class _Ours:
         return self.replicas.evaluate((torch.arange(samples),))[0]["loss"]
 
     @property
-    def words(self) -> dict[str, str]:
-        """How it trains and evaluates."""
+    def ways(self) -> dict[str, str]:
+        """How it trains and evaluates, in words."""
         return {"training": "eager" if self.replicas.reason else "CUDA graph", "evaluation": "eager"}
 
 
@@ -138,13 +138,13 @@ class _Script:
         if graph:
             self._capture(torch.arange(self.size, device=device))
 
-    def _capture(self, held: Tensor) -> None:
-        begun = {name: t.clone() for name, t in self.network.state_dict().items()}
-        self.step, score = captured(self._step), captured(partial(self._score, held))
-        self.network.load_state_dict(begun)
+    def _capture(self, scored_rows: Tensor) -> None:
+        first_weights = {name: t.clone() for name, t in self.network.state_dict().items()}
+        self.step, score = captured(self._step), captured(partial(self._score, scored_rows))
+        self.network.load_state_dict(first_weights)
 
         def replay(rows: Tensor) -> None:
-            held.copy_(rows)
+            scored_rows.copy_(rows)
             score()
 
         self.score = replay
@@ -171,8 +171,8 @@ class _Script:
         self.total += torch.stack((cross_entropy(out, target, reduction="sum"), right))
 
     @property
-    def found(self) -> tuple[float, float]:
-        """The last loss, and the norm of its gradient before clipping."""
+    def last_step(self) -> tuple[float, float]:
+        """The loss of the last step, and the norm of its gradient before clipping."""
         loss, norm = self.last.tolist()
         return loss, norm
 
@@ -185,8 +185,8 @@ class _Script:
         return loss / samples
 
     @property
-    def words(self) -> dict[str, str]:
-        """How it trains and evaluates."""
+    def ways(self) -> dict[str, str]:
+        """How it trains and evaluates, in words."""
         return dict.fromkeys(("training", "evaluation"), "CUDA graph" if self.graph else "eager")
 
 
@@ -200,11 +200,11 @@ class _Definition:
         self, name: str, config: Config, small: Config, data: Data, device: torch.device, samples: int
     ) -> None:
         part, whole = (
-            _script("definition", replace(each, precision="float64"), data, device, False)
-            for each in (small, config)
+            _script("definition", replace(version, precision="float64"), data, device, False)
+            for version in (small, config)
         )
         part.step()
-        self.part, self.samples = part.found, samples
+        self.part, self.samples = part.last_step, samples
         self.first, self.mean = whole.evaluate(config.batch_size), whole.evaluate(samples)
         leaps = config.momentum is not None and not config.momentum.linear
         self.name, self.errors = name, {"loss": 0.0, "gradient_norm": 0.0}
@@ -213,22 +213,22 @@ class _Definition:
     def check(self, part: _Ours | _Script, whole: _Ours | _Script) -> float:
         """Refuse a contender that gives something else; returns its first loss. Both take a step."""
         part.step()
-        for what, got, want in zip(self.errors, part.found, self.part, strict=True):
-            self._compare(what, got, want)
+        for quantity, got, expected in zip(self.errors, part.last_step, self.part, strict=True):
+            self._compare(quantity, got, expected)
         self._compare("loss", whole.evaluate(self.samples), self.mean)
         whole.step()
-        loss = whole.found[0]
+        loss = whole.last_step[0]
         self._compare("loss", loss, self.first)
         return loss
 
-    def _compare(self, what: str, got: float, want: float) -> None:
-        error, most = abs(got - want) / abs(want), self.tolerance[what]
-        if not error <= most:  # so that nan is refused
-            words = what.replace("_", " ")
+    def _compare(self, quantity: str, got: float, expected: float) -> None:
+        error, tolerance = abs(got - expected) / abs(expected), self.tolerance[quantity]
+        if not error <= tolerance:  # so that nan is refused
             raise RunError(
-                f"{self.name} is not timed: its {words} should be {want:.6g} within {most:.0e}, got {got:.6g}"
+                f"{self.name} is not timed: its {quantity.replace('_', ' ')} should be {expected:.6g} within "
+                f"{tolerance:.0e}, got {got:.6g}"
             )
-        self.errors[what] = max(self.errors[what], error)
+        self.errors[quantity] = max(self.errors[quantity], error)
 
 
 def measure(
@@ -253,18 +253,9 @@ def measure(
         raise ValueError(f"name should be that of a contender, got {name!r}{hint}")
     contender, cuda = CONTENDERS[name], device.type == "cuda"
     least = float(cuda) if least_seconds is None else least_seconds
-    config = replace(
-        recipe(f"table1/{contender.model}/{TASK}/256").config,
-        task=_Pixels(length=length),
-        hidden_size=hidden_size,
-        batch_size=batch_size,
-        # The trainer asks for it; whoever writes a script does not.
-        deterministic=contender.kind == "ours",
-    )
-    small = replace(
-        config,
-        task=_Pixels(length=min(length, _PART["length"])),
-        batch_size=min(batch_size, _PART["batch_size"]),
+    config = _config(contender, hidden_size, batch_size, length)
+    small = _config(
+        contender, hidden_size, min(batch_size, _PART["batch_size"]), min(length, _PART["length"])
     )
     samples = _BATCHES[device.type] * EVALUATED[device.type]
     data = _data(max(samples, batch_size), device)
@@ -275,7 +266,9 @@ def measure(
         train_mb, eval_mb = _peaks(contender.kind, config, data, samples) if cuda else (None, None)
         for graph in _GRAPHS[contender.kind] if cuda else (False,):
             try:
-                part, whole = (_made(contender.kind, each, data, device, graph) for each in (small, config))
+                part, whole = (
+                    _runner(contender.kind, version, data, device, graph) for version in (small, config)
+                )
             except RuntimeError as error:
                 # What can't be captured is timed without; what can't be run at all is not.
                 if not seconds["training"]:
@@ -284,15 +277,15 @@ def measure(
                 continue
             loss = definition.check(part, whole)
             evaluate = partial(whole.evaluate, samples)
-            seconds["training"][whole.words["training"]] = _seconds(whole.step, device, least)
-            seconds["evaluation"][whole.words["evaluation"]] = _seconds(evaluate, device, least)
-    best = {what: min(ways, key=ways.__getitem__) for what, ways in seconds.items()}
+            seconds["training"][whole.ways["training"]] = _seconds(whole.step, device, least)
+            seconds["evaluation"][whole.ways["evaluation"]] = _seconds(evaluate, device, least)
+    best = {activity: min(ways, key=ways.__getitem__) for activity, ways in seconds.items()}
     return {
         "train_ms": 1e3 * seconds["training"][best["training"]] / batch_size,
         "eval_ms": 1e3 * seconds["evaluation"][best["evaluation"]] / samples,
         "train_mb": train_mb,
         "eval_mb": eval_mb,
-        "how": ", ".join([*(f"{what}: {way}" for what, way in best.items()), *notes]),
+        "how": ", ".join([*(f"{activity}: {way}" for activity, way in best.items()), *notes]),
         "loss": loss,
         "errors": definition.errors,
     }
@@ -307,15 +300,15 @@ def costs(
     or "cuda", by default cuda if there is one; command: for the record; note: told of each that is done. Each
     row is of `measure`, with the date and commit of its session and torch's version.
     """
-    chosen = choose(device)
+    chosen = choose_device(device)
     session = provenance(command, chosen.type)
-    about = {"device": session["device"], "task": TASK, **SHAPE}
-    content = _read(path, about) or {**session, **about, "rows": {}}
-    made = {"date": session["date"], "commit": session["commit"], "torch": session["versions"]["torch"]}
+    subject = {"device": session["device"], "task": TASK, **SHAPE}
+    content = _read(path, subject) or {**session, **subject, "rows": {}}
+    origin = {"date": session["date"], "commit": session["commit"], "torch": session["versions"]["torch"]}
     for name in CONTENDERS:
         if name not in content["rows"]:
             row = measure(name, chosen, **SHAPE)
-            content["rows"][name] = {**row, **made}
+            content["rows"][name] = {**row, **origin}
             write_whole(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
             note(f"{name}: {row['train_ms']:.3g} ms a sample in training, {row['eval_ms']:.3g} in evaluation")
     return content
@@ -338,7 +331,19 @@ def _data(count: int, device: torch.device) -> Data:
     return Data((images.to(device), labels.to(device), torch.tensor(count)), {})
 
 
-def _made(kind: str, config: Config, data: Data, device: torch.device, graph: bool) -> _Ours | _Script:
+def _config(contender: Contender, hidden_size: int, batch_size: int, length: int) -> Config:
+    """That of the paper's first table, in this size."""
+    return replace(
+        recipe(f"table1/{contender.model}/{TASK}/256").config,
+        task=_Pixels(length=length),
+        hidden_size=hidden_size,
+        batch_size=batch_size,
+        # The trainer asks for it; whoever writes a script does not.
+        deterministic=contender.kind == "ours",
+    )
+
+
+def _runner(kind: str, config: Config, data: Data, device: torch.device, graph: bool) -> _Ours | _Script:
     return (_Ours if kind == "ours" else partial(_script, kind))(config, data, device, graph)
 
 
@@ -359,20 +364,20 @@ def _peaks(kind: str, config: Config, data: Data, samples: int) -> tuple[float, 
     """MiB a sample at the peak of training and of evaluation on a GPU, one call after another, no graph."""
     gc.collect()
     before = torch.cuda.memory_allocated()
-    run = _made(kind, config, data, data.tensors[0].device, False)
-    found = []
-    for call in (run.step, partial(run.evaluate, samples)):
+    runner = _runner(kind, config, data, data.tensors[0].device, False)
+    peaks = []
+    for call in (runner.step, partial(runner.evaluate, samples)):
         torch.cuda.reset_peak_memory_stats()
         for _ in range(2):  # the first makes the optimiser's state
             call()
-        found.append((torch.cuda.max_memory_allocated() - before) / 2**20)
-    return found[0] / config.batch_size, found[1] / EVALUATED["cuda"]
+        peaks.append((torch.cuda.max_memory_allocated() - before) / 2**20)
+    return peaks[0] / config.batch_size, peaks[1] / EVALUATED["cuda"]
 
 
 def _seconds(call: Callable[[], object], device: torch.device, least: float) -> float:
     """The median seconds of a call, over rounds that take `least` seconds, and two at least."""
 
-    def of(calls: int) -> float:
+    def seconds_per_call(calls: int) -> float:
         started = time.perf_counter()
         for _ in range(calls):
             call()
@@ -380,17 +385,17 @@ def _seconds(call: Callable[[], object], device: torch.device, least: float) -> 
             torch.cuda.synchronize()
         return (time.perf_counter() - started) / calls
 
-    of(1)  # warms up
-    times, until = [of(1)], time.perf_counter() + least
+    seconds_per_call(1)  # warms up
+    times, until = [seconds_per_call(1)], time.perf_counter() + least
     # Several in a round, so that a GPU does not wait between them.
     calls = max(1, int(least / _ROUNDS / times[0]))
     while len(times) < 2 or time.perf_counter() < until:
-        times.append(of(calls))
+        times.append(seconds_per_call(calls))
     return statistics.median(times)
 
 
-def _read(path: Path, about: dict[str, Any]) -> dict[str, Any] | None:
-    """The content of a file of costs, None if there is none; one that is about something else is refused."""
+def _read(path: Path, subject: dict[str, Any]) -> dict[str, Any] | None:
+    """The content of a file of costs, None if there is none; that of another subject is refused."""
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -399,9 +404,11 @@ def _read(path: Path, about: dict[str, Any]) -> dict[str, Any] | None:
         raise RunError(f"{path} can't be read: {error.strerror}") from None
     except (ValueError, RecursionError):
         content = None
-    got = {key: content.get(key) for key in about} if isinstance(content, dict) else "something else"
-    if got != about:
-        raise RunError(f"{path} should have the costs of {about}, got {got}: move it away to measure afresh")
+    got = {key: content.get(key) for key in subject} if isinstance(content, dict) else "something else"
+    if got != subject:
+        raise RunError(
+            f"{path} should have the costs of {subject}, got {got}: move it away to measure afresh"
+        )
     rows = content.get("rows")
     whole = isinstance(rows, dict) and all(
         isinstance(row, dict) and row.keys() >= _KEYS for row in rows.values()

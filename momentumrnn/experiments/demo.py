@@ -1,4 +1,4 @@
-"""The demo: the paper's LSTMs and their controls on a small task, two minutes on a CPU. Data alone."""
+"""The demo as data: the paper's LSTMs and their controls on a small task, two minutes on a CPU."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -22,9 +22,8 @@ BOUND = TASK.baseline / 2
 # a restart period.
 GAIN = STEP / (1 - MU)
 RESTART_GAIN = STEP * (1 + (EVERY - 1) / 8)
-# The step without momentum at which the drive of a new network has the same rms. This is what
-# `paper.matched_step` gives for all gate rows with torch's biases, the mean of 20 seeds. The standard
-# deviation over seeds is 3 %.
+# The step without momentum at which the drive of a new network has the same rms, over all gate rows with
+# torch's biases: the mean of `paper.controls.matched_step` over 20 seeds. Their standard deviation is 3 %.
 ADAM_RMS, RMSPROP_RMS = 31.7, 16.6
 
 
@@ -35,7 +34,7 @@ class Network:
     name: str
     momentum: Momentum | None
     control_of: str = ""
-    """The network with momentum that this one is the control of."""
+    """The network with momentum that this one is the control of; empty for one that is no control."""
     matched: str = ""
     """What it shares with that network: "same gain" or "same rms"."""
 
@@ -45,9 +44,9 @@ class Network:
         return f"{self.control_of}/{self.matched.replace(' ', '-')}" if self.control_of else self.name
 
 
-def _control(of: str, matched: str, step: float) -> Network:
-    """A plain LSTM that multiplies its input by `step`."""
-    return Network(f"LSTM, input x {step:g}", HeavyBall(mu=0.0, step=step), of, matched)
+def _control(network: str, matched: str, step: float) -> Network:
+    """A control of a network: a plain LSTM that multiplies its input by `step`."""
+    return Network(f"LSTM, input x {step:g}", HeavyBall(mu=0.0, step=step), network, matched)
 
 
 NETWORKS = (
@@ -69,16 +68,16 @@ def entry(network: Network, epochs: int = EPOCHS) -> Config:
 
 
 def pairs() -> list[tuple[Network, Network]]:
-    """Each network with momentum, and its control."""
-    named = {network.name: network for network in NETWORKS}
-    return [(named[network.control_of], network) for network in NETWORKS if network.control_of]
+    """The networks with momentum, and beside each its control."""
+    by_name = {network.name: network for network in NETWORKS}
+    return [(by_name[control.control_of], control) for control in NETWORKS if control.control_of]
 
 
 def steps() -> int:
-    """Training steps in an epoch."""
+    """How many training steps an epoch has."""
     return -(-TASK.samples // int(SETTINGS["batch_size"]))
 
 
 def half_way(epochs: int) -> int:
-    """The epoch in the middle."""
+    """The epoch in the middle of so many."""
     return max(1, epochs // 2)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ...repr_parser import spell
 from .base import Data, Part, Rows, Task, check, generator, sha256
 
 
@@ -78,7 +79,7 @@ class Adding(_Drawn):
         return 1 / 6
 
     def _draw(self, count: int, *key: object) -> Rows:
-        source, half = generator(*key, repr(self)), self.length // 2
+        source, half = generator(*key, spell(self)), self.length // 2
         numbers = torch.rand(count, self.length, generator=source, dtype=torch.float32)
         first = torch.randint(0, half, (count,), generator=source)
         second = torch.randint(half, self.length, (count,), generator=source)
@@ -156,7 +157,7 @@ class Copying(_Drawn):
         return self.symbols * math.log(self.alphabet) / (self.length + 2 * self.symbols)
 
     def _draw(self, count: int, *key: object) -> Rows:
-        source, shape = generator(*key, repr(self)), (count, self.symbols)
+        source, shape = generator(*key, spell(self)), (count, self.symbols)
         return (torch.randint(1, self.alphabet + 1, shape, generator=source, dtype=torch.uint8),)
 
     def batch(

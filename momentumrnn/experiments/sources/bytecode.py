@@ -1,0 +1,118 @@
+"""The hash of what classes are in memory: their bytecode, and that of the functions that they call by name.
+
+It differs between versions of Python. It knows no lines and no file names.
+"""
+
+import dis
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache, partial, partialmethod
+from types import CodeType, FunctionType, ModuleType
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
+
+
+def bytecode_hash(kinds: Sequence[type], is_users: Callable[[str], bool]) -> str:
+    """SHA-256 of the bytecode of classes. is_users: whether a module of this name is to be looked into."""
+    return _Bytecode(kinds, is_users).digest.hexdigest()
+
+
+def parts(value: object) -> tuple[object, ...]:
+    """What a method of a class is made of, if it is no plain function."""
+    if isinstance(value, staticmethod | classmethod):
+        return (value.__func__,)
+    if isinstance(value, property):
+        return value.fget, value.fset, value.fdel
+    if isinstance(value, cached_property):
+        return (value.func,)
+    if isinstance(value, partial | partialmethod):
+        return value.func, value.args, *(word for pair in sorted(value.keywords.items()) for word in pair)
+    return ()
+
+
+def plain_text(value: object) -> str | None:
+    """How a constant is written, the same in every process; None if it is no constant.
+
+    >>> plain_text((0.5, frozenset(["b", "a"])))
+    "(0.5, {'a', 'b'})"
+    """
+    if not isinstance(value, tuple | list | set | frozenset | dict):
+        return repr(value) if type(value) in _PLAIN else None
+    texts = [plain_text(item) for item in (value.items() if isinstance(value, dict) else value)]
+    words = [text for text in texts if text is not None]
+    if len(words) < len(texts):
+        return None
+    return f"({', '.join(words)})" if isinstance(value, tuple | list) else f"{{{', '.join(sorted(words))}}}"
+
+
+class _Bytecode:
+    def __init__(self, kinds: Sequence[type], is_users: Callable[[str], bool]) -> None:
+        self.digest = hashlib.sha256()
+        self._is_users = is_users
+        self._seen: set[int] = set()
+        for kind in kinds:
+            self._add_members(vars(kind))
+
+    def _write(self, *words: object) -> None:
+        self.digest.update(repr(words).encode("utf-8", "surrogatepass"))
+
+    def _add(self, value: object) -> None:
+        """A value that a class or a function uses."""
+        text = plain_text(value)
+        if text is not None:
+            self._write(text)
+        elif isinstance(value, FunctionType | type | ModuleType):
+            self._add_named(value)
+        else:
+            for part in parts(value):
+                self._add(part)
+
+    def _add_named(self, value: FunctionType | type | ModuleType) -> None:
+        module = str(value.__name__ if isinstance(value, ModuleType) else value.__module__)
+        if not self._is_users(module):
+            self._write(module, getattr(value, "__qualname__", ""))
+        elif id(value) not in self._seen:
+            self._seen.add(id(value))
+            if isinstance(value, FunctionType):
+                self._add_function(value)
+            else:
+                self._add_members(vars(value))
+
+    def _add_members(self, members: Mapping[str, object]) -> None:
+        for name, value in sorted(members.items()):
+            # The others say where a class stands, and differ between versions of Python.
+            if not name.startswith("__") or isinstance(value, FunctionType):
+                self._write(name)
+                self._add(value)
+
+    def _add_function(self, function: FunctionType) -> None:
+        codes = list(_nested(function.__code__))
+        for code in codes:
+            self._write(code.co_code, code.co_argcount, code.co_kwonlyargcount, code.co_flags, code.co_names)
+            self._write(code.co_varnames, code.co_freevars, code.co_cellvars)
+            constants = [value for value in code.co_consts if not isinstance(value, CodeType)]
+            self._write([plain_text(value) for value in constants])
+        self._add(function.__defaults__)
+        for cell in function.__closure__ or ():
+            try:
+                self._add(cell.cell_contents)
+            except ValueError:  # it is still empty
+                self._write("empty")
+        for name in sorted({name for code in codes for name in _global_names(code)}):
+            if name in function.__globals__:
+                self._write(name)
+                self._add(function.__globals__[name])
+
+
+@lru_cache(maxsize=10_000)
+def _global_names(code: CodeType) -> frozenset[str]:
+    """The names that code looks up around it. `co_names` has attributes as well."""
+    loads = ("LOAD_GLOBAL", "LOAD_NAME")
+    return frozenset(line.argval for line in dis.get_instructions(code) if line.opname in loads)
+
+
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for value in code.co_consts:
+        if isinstance(value, CodeType):
+            yield from _nested(value)

@@ -1,0 +1,344 @@
+"""The hash of the source that decides what a user's class does. It runs no code of theirs.
+
+The source is read in pieces: the class, its bases that are a user's own, and all that these use by name. A
+name may stand for a function, a class or an assignment of the same file, or of a module beside or below it.
+Each piece is a list of tokens without comments, docstrings and blanks. So every Python has the same hash.
+Values are not looked at: what a command line may change belongs in a field of the class.
+
+A class without source, such as one that `exec` made, has a hash of its bytecode, which says so.
+"""
+
+import ast
+import hashlib
+import inspect
+import linecache
+import sys
+import sysconfig
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from importlib.machinery import PathFinder
+from itertools import chain
+from pathlib import Path
+from types import CodeType, FunctionType
+from weakref import WeakKeyDictionary
+
+from .bytecode import bytecode_hash, parts, plain_text
+from .text import (
+    IMPORTS,
+    Import,
+    Scope,
+    SourceText,
+    bound_by_import,
+    first_line,
+    free_names,
+    last_line,
+)
+
+PACKAGE = "momentumrnn"
+_OURS = Path(__file__).resolve().parent.parent.parent
+# Of each class the bytecode and the hash. Its file may be edited while its code is in memory and in use.
+_KNOWN: WeakKeyDictionary[type, tuple[str, str]] = WeakKeyDictionary()
+
+
+def source_hash(kind: type) -> str:
+    """SHA-256 of the source that decides what a class does, in hexadecimal digits.
+
+    Where there is no source, it is "bytecode:" and the SHA-256 of the bytecode. The hash stays as it is
+    until the code in memory changes, whatever happens to the file.
+    """
+    home = _Home(kind)
+    loaded = bytecode_hash(home.kinds, home.has)
+    if _KNOWN.get(kind, ("", ""))[0] != loaded:
+        try:
+            _KNOWN[kind] = loaded, _Source(home).hexdigest()
+        except _NoSourceError:
+            _KNOWN[kind] = loaded, f"bytecode:{loaded}"
+    return _KNOWN[kind][1]
+
+
+def source_hashes(descriptions: Iterable[object]) -> dict[str, str]:
+    """The hash of the source of each class of a user's own, among descriptions, by the name of the class.
+
+    None is skipped. A description may hold others in its fields. Two classes of one name share one hash.
+    """
+    hashes: dict[str, set[str]] = {}
+    for description in descriptions:
+        for value in (description, *_inner(description)):
+            if value is not None and is_own(type(value)):
+                hashes.setdefault(type(value).__name__, set()).add(source_hash(type(value)))
+    return {name: _joined(sorted(hashes[name])) for name in sorted(hashes)}
+
+
+def _inner(value: object) -> Iterator[object]:
+    """The descriptions in the fields of a description."""
+    values: Iterable[object] = ()
+    if is_dataclass(value) and not isinstance(value, type):
+        values = [getattr(value, field.name, None) for field in fields(value)]
+    elif isinstance(value, dict):
+        values = value.values()
+    elif isinstance(value, tuple | list):
+        values = value
+    for item in values:
+        if is_dataclass(item):
+            yield item
+        yield from _inner(item)
+
+
+def _joined(hashes: Sequence[str]) -> str:
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(hashes).encode()).hexdigest()
+
+
+def is_own(kind: type) -> bool:
+    """Whether a class is a user's: its module is neither `momentumrnn` nor below it."""
+    return kind.__module__.partition(".")[0] != PACKAGE
+
+
+def in_library(file: str) -> bool:
+    """Whether a file belongs to Python, to an installed package or to this one."""
+    path = Path(file).resolve()
+    roots = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(_OURS)]
+    installed = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
+    return installed or file.startswith("<frozen ") or any(path.is_relative_to(root) for root in roots)
+
+
+class _NoSourceError(Exception):
+    """The class has no text that Python can read."""
+
+
+class _Home:
+    """A class, its bases that are a user's own, and which modules belong to them."""
+
+    def __init__(self, kind: type) -> None:
+        self._package = _top_package(kind.__module__)
+        self.kinds = [base for base in kind.__mro__ if base is kind or self._has_base(base.__module__)]
+        self._module_names = {base.__module__ for base in self.kinds}
+        self._folders = {_folder(base) for base in self.kinds}
+
+    def has(self, module: str, file: str | None = None) -> bool:
+        """Whether a module is the user's: in the class's package, or beside or below the class's file."""
+        first, file = module.partition(".")[0], file or _file(module)
+        if module in self._module_names or first in (PACKAGE, "torch") or file is None:
+            return module in self._module_names
+        if first == self._package:
+            return True
+        inside = any(Path(file).resolve().is_relative_to(folder) for folder in self._folders)
+        return inside and not in_library(file)
+
+    def _has_base(self, module: str) -> bool:
+        first, file = module.partition(".")[0], _file(module)
+        if first in (PACKAGE, "torch") or first == self._package:
+            return first == self._package
+        return not in_library(file) if file else first not in sys.stdlib_module_names
+
+
+def _file(module: str) -> str | None:
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file if isinstance(file, str) else None
+
+
+def _folder(kind: type) -> Path:
+    """The folder of the file of a class; of a notebook, the current one."""
+    files = [_file(kind.__module__), *(code.co_filename for code in _codes(kind))]
+    return next((Path(file).resolve().parent for file in files if file and Path(file).is_file()), Path.cwd())
+
+
+def _package(module: str) -> str:
+    return str(getattr(sys.modules.get(module), "__package__", None) or "")
+
+
+def _top_package(module: str) -> str:
+    return _package(module).partition(".")[0]
+
+
+class _Source:
+    """The pieces of source, in an order that depends on the source alone."""
+
+    def __init__(self, home: _Home) -> None:
+        self._home = home
+        self._pieces: list[str] = []
+        self._seen: set[tuple[object, ...]] = set()
+        self._texts: dict[str, SourceText | None] = {}
+        # The names of a notebook, whose text is in cells.
+        self._notebook: dict[str, object] = {}
+        self._waiting: deque[tuple[SourceText, tuple[Scope, ...], str]] = deque()
+        for kind in home.kinds:
+            self._add_class(kind)
+            while self._waiting:
+                self._add_name(*self._waiting.popleft())
+
+    def hexdigest(self) -> str:
+        return hashlib.sha256("\0\0".join(self._pieces).encode("utf-8", "surrogatepass")).hexdigest()
+
+    def _add_class(self, kind: type) -> None:
+        file, codes = _file(kind.__module__), list(_codes(kind))
+        files = [code.co_filename for code in codes]
+        if file and (not files or Path(file).name in [Path(name).name for name in files]):
+            files.insert(0, file)
+        module = sys.modules.get(kind.__module__)
+        self._notebook = vars(module) if module and not file else {}
+        # A name may be defined twice. The lines of its methods say which definition is meant.
+        lines = [code.co_firstlineno for code in codes]
+        for name in dict.fromkeys(files):
+            text = self._text(name, _package(kind.__module__))
+            classes = text.classes(kind.__qualname__) if text else []
+            if text and classes:
+                meant = [c for c in classes if any(first_line(c[0]) <= n <= last_line(c[0]) for n in lines)]
+                for node, scopes in meant or classes:
+                    self._add(text, scopes, node)
+                    self._add_changes(text, scopes, node)
+                return
+        raise _NoSourceError
+
+    def _add_changes(self, text: SourceText, scopes: tuple[Scope, ...], node: ast.ClassDef) -> None:
+        """What is done to a class below it, such as `First.batch = fast_batch`."""
+        for statement in (*scopes, text.scope)[0].statements(node.name):
+            around = first_line(statement) <= node.lineno <= last_line(statement)
+            if not around and not isinstance(statement, ast.ClassDef | Import):
+                self._add(text, scopes, statement)
+
+    def _add(self, text: SourceText, scopes: tuple[Scope, ...], node: ast.stmt) -> None:
+        """A statement; what it uses comes later. scopes: of the functions around it, inside out."""
+        if self._is_new(text, node.lineno, node.col_offset):
+            self._pieces.append(text.piece(node))
+            for inner in ast.walk(node):
+                if isinstance(inner, IMPORTS):
+                    self._add_import(text, inner)
+            self._waiting += [(text, scopes, name) for name in sorted(free_names(node))]
+
+    def _add_name(self, text: SourceText, scopes: tuple[Scope, ...], name: str) -> bool:
+        """What a name stands for; whether it stands for anything of the user's."""
+        inner = ((text, scope, scopes[depth:]) for depth, scope in enumerate(scopes))
+        outer = ((place, place.scope, ()) for place in self._places(text, name))
+        for place, scope, around in chain(inner, outer):
+            statements = scope.statements(name)
+            for statement in statements:
+                if isinstance(statement, IMPORTS):
+                    self._add_import(place, statement, name)
+                else:
+                    self._add(place, around, statement)
+            if statements:
+                return True
+        return any(self._add_starred(place, name) for place in self._places(text, name))
+
+    def _add_starred(self, text: SourceText, name: str) -> bool:
+        """What a name stands for in the modules of which a text imports all names."""
+        for star in text.scope.statements("*"):
+            module = _absolute(text, star) if isinstance(star, ast.ImportFrom) else ""
+            starred = self._module(module)
+            if starred and self._is_new(text, "*", module, name) and self._add_name(starred, (), name):
+                return True
+        return False
+
+    def _places(self, text: SourceText, name: str) -> Iterator[SourceText]:
+        """The texts that may bind a name of this text: itself, or the cells of a notebook."""
+        if not _is_cell(text.file):
+            yield text
+            return
+        # An older cell may have run again. Python knows the cell of a function, and the value of a constant.
+        value = self._notebook.get(name)
+        constant = plain_text(value)
+        if name in self._notebook and constant is not None and self._is_new(text, "value", name):
+            self._pieces.append(f"{name} = {constant}")
+        files = [code.co_filename for code in _codes(value)]
+        for file in dict.fromkeys([*files, *filter(_is_cell, reversed(list(linecache.cache)))]):
+            cell = self._text(file, "")
+            if cell:
+                yield cell
+
+    def _add_import(self, text: SourceText, statement: Import, name: str | None = None) -> None:
+        """An import, or what it imports by one name, as far as that is the user's own."""
+        for alias in statement.names:
+            bound = bound_by_import(statement, alias)
+            if name not in (None, bound) or not self._is_new(text, statement.lineno, alias.name, bound):
+                continue
+            if isinstance(statement, ast.Import):
+                self._pieces.append(f"import {alias.name} as {bound}")
+                words = alias.name.split(".")
+                for count in range(len(words)):
+                    self._add_module(".".join(words[: count + 1]))
+            else:
+                dots, module = "." * statement.level, statement.module or ""
+                self._pieces.append(f"from {dots}{module} import {alias.name} as {bound}")
+                self._add_member(_absolute(text, statement), alias.name)
+
+    def _add_member(self, module: str, name: str) -> None:
+        """What `from module import name` imports: something bound there, or a module of a package."""
+        text = self._module(module)
+        bound = name != "*" and text is not None and self._add_name(text, (), name)
+        if not bound and not self._add_module(f"{module}.{name}"):
+            self._add_module(module)
+
+    def _add_module(self, module: str) -> bool:
+        """All of a module of the user's; whether it is one."""
+        text = self._module(module)
+        if text and self._is_new(text):
+            self._pieces.append(text.whole())
+            for node in ast.walk(text.tree):
+                if isinstance(node, IMPORTS):
+                    self._add_import(text, node)
+        return text is not None
+
+    def _is_new(self, text: SourceText, *words: object) -> bool:
+        """Whether this part of a text is seen for the first time."""
+        key = (text.file, *words)
+        new = key not in self._seen
+        self._seen.add(key)
+        return new
+
+    def _module(self, module: str) -> SourceText | None:
+        """The text of a module, if it is the user's own."""
+        file, package = _locate(module)
+        return self._text(file, package) if file and self._home.has(module, file) else None
+
+    def _text(self, file: str, package: str) -> SourceText | None:
+        if file not in self._texts:
+            linecache.checkcache(file)
+            lines = linecache.getlines(file)
+            try:
+                self._texts[file] = SourceText(lines, file, package) if lines else None
+            except SyntaxError:
+                self._texts[file] = None
+        return self._texts[file]
+
+
+def _codes(value: object) -> Iterator[CodeType]:
+    """The code of a function, or of the methods that the text of a class defines."""
+    waiting, inside = [value], ""
+    if isinstance(value, type):
+        waiting, inside = list(vars(value).values()), f"{value.__qualname__}."
+    while waiting:
+        value = waiting.pop()
+        waiting.extend(parts(value))
+        code = getattr(inspect.unwrap(value), "__code__", None) if isinstance(value, FunctionType) else None
+        if isinstance(code, CodeType) and code.co_qualname.startswith(inside):
+            yield code
+
+
+def _is_cell(file: str) -> bool:
+    """Whether a text was typed into a notebook or a shell, and so is in no file."""
+    entry: tuple[object, ...] = linecache.cache.get(file, ())
+    return len(entry) == 4 and entry[1] is None
+
+
+def _absolute(text: SourceText, statement: ast.ImportFrom) -> str:
+    """The full name of the module that an import names, perhaps relative to its package."""
+    words = text.package.split(".")
+    above = words[: len(words) + 1 - statement.level] if statement.level else []
+    return ".".join(filter(None, [*above, statement.module]))
+
+
+def _locate(module: str) -> tuple[str | None, str]:
+    """The file and the package of a module, which may not be imported yet. Imports nothing."""
+    if module in sys.modules:
+        return _file(module), _package(module)
+    folders, spec = None, None
+    words = module.split(".")
+    if not all(words):  # a relative import outside of a package
+        return None, ""
+    for count in range(len(words)):
+        if count and folders is None:
+            return None, ""
+        spec = PathFinder.find_spec(".".join(words[: count + 1]), folders)
+        folders = spec.submodule_search_locations if spec else None
+    return (spec.origin, spec.parent or "") if spec else (None, "")
