@@ -83,10 +83,8 @@ def worker(device: str) -> None:
         net = getattr(mr, cell)(D, H, **options).to(device)
         x = torch.randn(T, B, D).to(device)
         if kind == "stream":
-            stream, steps = (
-                mr.Stream(mr.LSTM(D, H, momentum=chosen).to(device), batch_size=B),
-                x[:100].unbind(),
-            )
+            stream = mr.Stream(mr.LSTM(D, H, momentum=chosen).to(device), batch_size=B)
+            steps = x[:100].unbind()
             return lambda: [stream(x_t) for x_t in steps]
         if kind == "replicas":
             nets = [getattr(mr, cell)(D, H, momentum=chosen).to(device) for _ in range(5)]

@@ -1,4 +1,4 @@
-"""Reads and writes a momentum, cell or other dataclass as its `repr`, and runs no code. Knows none of them."""
+"""Reads and writes a momentum, cell or other dataclass as its `repr`. Runs no code, knows none of them."""
 
 import ast
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ def parse(text: str, known: Sequence[type], none: bool = False) -> Any:
 def spell(description: Any) -> str:
     """The text of a dataclass that `parse` reads: its repr, without later fields that have their default.
 
-    A field that was added to a published class says so by `field(default=..., metadata={"since": 2})`. So what
+    A field that was added to a published class says so: `field(default=..., metadata={"since": 2})`. So what
     older versions wrote, and what is named by it, stays as it was.
 
     >>> from momentumrnn import HeavyBall

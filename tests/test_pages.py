@@ -6,6 +6,7 @@ import sys
 import unicodedata
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 from urllib.parse import unquote
 
 import pytest
@@ -75,7 +76,7 @@ def test_extending(run):
 class Track:
     """A run of W&B, as far as the page uses it. The page's block was also run with wandb 0.31, offline."""
 
-    all = []
+    all: ClassVar[list] = []
 
     def __init__(self, *, project, name, config, reinit):
         self.name, self.lines, self.finished = name, [], False

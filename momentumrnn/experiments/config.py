@@ -1,7 +1,7 @@
 """What a run is: one task, one network, one way to train it. Knows nothing of how that is done.
 
-A Config is data: `to_json` and `from_json` are inverse, and its `id` names the run's folder. Ids last: a field
-that was added after the first schema enters the id only where it differs from its default.
+A Config is data: `to_json` and `from_json` are inverse, and its `id` names the run's folder. Ids last: a
+field that was added after the first schema enters the id only where it differs from its default.
 """
 
 import hashlib
@@ -160,7 +160,8 @@ def migrate(values: Mapping[str, Any], schema: int, kind: type[Config] = Config)
     """The values of a written Config, of that schema, with all fields of today's."""
     if schema > SCHEMA:
         raise SchemaError(
-            f"it has schema {schema}, and this version of momentumrnn reads up to {SCHEMA}: update momentumrnn"
+            f"it has schema {schema}, and this version of momentumrnn reads up to {SCHEMA}: update "
+            "momentumrnn"
         )
     later = {name: default for name, (since, default) in _later_fields(kind).items() if since > schema}
     expected = {f.name for f in fields(kind)} - later.keys()

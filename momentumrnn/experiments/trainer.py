@@ -1,14 +1,13 @@
-"""The old home of what users import from it: kept for one version."""
+"""The old home of `train` and of what watches it: kept for one version, for the imports of users."""
 
-import warnings
-from importlib import import_module
-from typing import Any
+from ..moved_names import look_up
 
+_ENGINE = "momentumrnn.experiments.engine"
 _NEW_HOME = {
-    "Interrupted": "engine.signals",
-    "Run": "engine.run",
-    "Watcher": "engine.watcher",
-    "train": "engine.train",
+    "Interrupted": f"{_ENGINE}.signals",
+    "Run": f"{_ENGINE}.run",
+    "Watcher": f"{_ENGINE}.watcher",
+    "train": f"{_ENGINE}.train",
 }
 
 
@@ -16,9 +15,4 @@ def __dir__() -> list[str]:
     return sorted(_NEW_HOME)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _NEW_HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = f"{__package__}.{_NEW_HOME[name]}"
-    warnings.warn(f"{__name__}.{name} is now {home}.{name}", DeprecationWarning, stacklevel=2)
-    return getattr(import_module(home), name)
+__getattr__ = look_up(__name__, _NEW_HOME)
