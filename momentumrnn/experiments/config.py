@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from functools import cached_property
 from numbers import Integral, Real
 from typing import Any
 
@@ -127,7 +128,7 @@ class Config:
         """What describes a part of it, by field: task, cell, momentum, init."""
         return {name: getattr(self, name) for name in _DESCRIPTIONS}
 
-    @property
+    @cached_property
     def sources(self) -> dict[str, str]:
         """The hash of the source of each class of the user's own that describes it; {} if all are ours."""
         return source_hashes(self.descriptions.values())

@@ -1,4 +1,4 @@
-"""Brings in classes of a user's own, as `--import` of the command line does."""
+"""Classes of a user's own, which the option `--import` brings in. Their hashes are in `sources.hashes`."""
 
 import hashlib
 import importlib
@@ -42,12 +42,11 @@ def import_classes(names: Sequence[str]) -> tuple[type, ...]:
     for kind, name in origins.items():
         other = by_name.setdefault(kind.__name__, kind)
         if kind.__name__ in [ours.__name__ for ours in _OURS]:
-            raise _refusal(
-                "names of classes that are not ours", name, f" with a class {kind.__name__}: rename it"
-            )
+            reason = f" with a class {kind.__name__}: rename it"
+            raise _refusal("names of classes that are not ours", name, reason)
         if other is not kind:
-            there = f" with a class {kind.__name__}, of which {origins[other]!r} has another: rename one"
-            raise _refusal("classes of different names", name, there)
+            reason = f" with a class {kind.__name__}, of which {origins[other]!r} has another: rename one"
+            raise _refusal("classes of different names", name, reason)
         source_hash(kind)  # it is known from now on, since a file may be edited while a run trains
     return tuple(origins)
 
@@ -80,17 +79,16 @@ def _import(name: str) -> ModuleType:
         reason = f": there is none in {path.resolve().parent}{nearest(name, beside)}"
         raise _refusal("a file of Python", name, reason)
     if not is_path and not all(word.isidentifier() for word in name.split(".")):
+        expected = "a module such as my_package.tasks or a file such as my_task.py"
         beside = [str(other) for other in path.parent.glob("*.py")]
-        raise _refusal(
-            "a module such as my_package.tasks or a file such as my_task.py", name, nearest(name, beside)
-        )
+        raise _refusal(expected, name, nearest(name, beside))
     importlib.invalidate_caches()
     try:
         return _import_path(path.resolve()) if is_path else _import_name(name)
     except (Exception, SystemExit) as error:
-        absent = error.name if isinstance(error, ModuleNotFoundError) and not is_path else None
-        if absent and f"{name}.".startswith(f"{absent}."):
-            raise _refusal("a module that can be found", name, _where(absent)) from None
+        missing = error.name if isinstance(error, ModuleNotFoundError) and not is_path else None
+        if missing and f"{name}.".startswith(f"{missing}."):
+            raise _refusal("a module that can be found", name, _where(missing)) from None
         raise _refusal("a module that can be imported", name, _failure(error)) from error
 
 
@@ -98,9 +96,8 @@ def _where(name: str) -> str:
     """Where a module was looked for, and what is there."""
     parent = name.rpartition(".")[0]
     package = getattr(sys.modules.get(parent), "__path__", None)
-    folders = [
-        str(folder) for folder in map(Path, sys.path if package is None else package) if folder.is_dir()
-    ]
+    places = map(Path, sys.path if package is None else package)
+    folders = [str(folder) for folder in places if folder.is_dir()]
     beside = pkgutil.iter_modules([str(Path.cwd())] if package is None else folders)
     names = [f"{parent}.{module.name}" if parent else module.name for module in beside]
     return f": there is no {name} in {', '.join(folders)}{nearest(name, names)}"
@@ -119,7 +116,8 @@ def _failure(error: BaseException) -> str:
         where = f" ({near}, line {line})"
     if isinstance(error, SystemExit):
         return f": it ends Python{where}; put what it runs below `if __name__ == '__main__':`"
-    message = str(error).strip().partition("\n")[0]
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    message = text.strip().partition("\n")[0]
     return f": {type(error).__name__}: {message}{where}" if message else f": {type(error).__name__}{where}"
 
 
@@ -143,10 +141,7 @@ def _import_path(path: Path) -> ModuleType:
     if len(words) > 1:
         importlib.import_module(".".join(words[:-1]))
     for module in list(sys.modules.values()):
-        file = (
-            vars(module).get("__file__") if isinstance(module, ModuleType) and module is not known else None
-        )
-        if isinstance(file, str) and Path(file).name == path.name and Path(file).resolve() == path:
+        if isinstance(module, ModuleType) and module is not known and _is_of(module, path):
             return module
     name = ".".join(words)
     if sys.modules.get(name) not in (None, known):
@@ -154,6 +149,11 @@ def _import_path(path: Path) -> ModuleType:
     module = _run(name, path, content)
     _BY_PATH[path] = content, module
     return module
+
+
+def _is_of(module: ModuleType, path: Path) -> bool:
+    file = vars(module).get("__file__")
+    return isinstance(file, str) and Path(file).name == path.name and Path(file).resolve() == path
 
 
 def _search_first(folder: Path) -> None:

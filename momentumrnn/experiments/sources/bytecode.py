@@ -5,6 +5,7 @@ It differs between versions of Python. It knows no lines and no file names.
 
 import dis
 import hashlib
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache, partial, partialmethod
 from types import CodeType, FunctionType, ModuleType
@@ -50,8 +51,13 @@ class _Bytecode:
         self.digest = hashlib.sha256()
         self._is_users = is_users
         self._seen: set[int] = set()
-        for kind in kinds:
-            self._add_members(vars(kind))
+        self._waiting: deque[FunctionType | type | ModuleType] = deque(kinds)
+        while self._waiting:
+            value = self._waiting.popleft()
+            if isinstance(value, FunctionType):
+                self._add_function(value)
+            else:
+                self._add_members(vars(value))
 
     def _write(self, *words: object) -> None:
         self.digest.update(repr(words).encode("utf-8", "surrogatepass"))
@@ -62,21 +68,15 @@ class _Bytecode:
         if text is not None:
             self._write(text)
         elif isinstance(value, FunctionType | type | ModuleType):
-            self._add_named(value)
+            module = str(value.__name__ if isinstance(value, ModuleType) else value.__module__)
+            if not self._is_users(module):
+                self._write(module, getattr(value, "__qualname__", ""))
+            elif id(value) not in self._seen:
+                self._seen.add(id(value))
+                self._waiting.append(value)
         else:
             for part in parts(value):
                 self._add(part)
-
-    def _add_named(self, value: FunctionType | type | ModuleType) -> None:
-        module = str(value.__name__ if isinstance(value, ModuleType) else value.__module__)
-        if not self._is_users(module):
-            self._write(module, getattr(value, "__qualname__", ""))
-        elif id(value) not in self._seen:
-            self._seen.add(id(value))
-            if isinstance(value, FunctionType):
-                self._add_function(value)
-            else:
-                self._add_members(vars(value))
 
     def _add_members(self, members: Mapping[str, object]) -> None:
         for name, value in sorted(members.items()):

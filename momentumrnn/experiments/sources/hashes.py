@@ -14,11 +14,11 @@ import inspect
 import linecache
 import sys
 import sysconfig
+import tokenize
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from importlib.machinery import PathFinder
-from itertools import chain
 from pathlib import Path
 from types import CodeType, FunctionType
 from weakref import WeakKeyDictionary
@@ -36,7 +36,7 @@ from .text import (
 )
 
 PACKAGE = "momentumrnn"
-_OURS = Path(__file__).resolve().parent.parent.parent
+_OURS = Path(__file__).resolve().parents[2]
 # Of each class the bytecode and the hash. Its file may be edited while its code is in memory and in use.
 _KNOWN: WeakKeyDictionary[type, tuple[str, str]] = WeakKeyDictionary()
 
@@ -64,14 +64,18 @@ def source_hashes(descriptions: Iterable[object]) -> dict[str, str]:
     """
     hashes: dict[str, set[str]] = {}
     for description in descriptions:
-        for value in (description, *_inner(description)):
+        for value in (description, *_inner_descriptions(description)):
             if value is not None and is_own(type(value)):
                 hashes.setdefault(type(value).__name__, set()).add(source_hash(type(value)))
-    return {name: _joined(sorted(hashes[name])) for name in sorted(hashes)}
+    joined = {name: "\n".join(sorted(hashes[name])) for name in sorted(hashes)}
+    return {
+        name: text if len(hashes[name]) == 1 else hashlib.sha256(text.encode()).hexdigest()
+        for name, text in joined.items()
+    }
 
 
-def _inner(value: object) -> Iterator[object]:
-    """The descriptions in the fields of a description."""
+def _inner_descriptions(value: object) -> Iterator[object]:
+    """The dataclasses in the fields of a dataclass, also in containers there."""
     values: Iterable[object] = ()
     if is_dataclass(value) and not isinstance(value, type):
         values = [getattr(value, field.name, None) for field in fields(value)]
@@ -80,13 +84,9 @@ def _inner(value: object) -> Iterator[object]:
     elif isinstance(value, tuple | list):
         values = value
     for item in values:
-        if is_dataclass(item):
+        if is_dataclass(item) and not isinstance(item, type):
             yield item
-        yield from _inner(item)
-
-
-def _joined(hashes: Sequence[str]) -> str:
-    return hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(hashes).encode()).hexdigest()
+        yield from _inner_descriptions(item)
 
 
 def is_own(kind: type) -> bool:
@@ -98,8 +98,8 @@ def in_library(file: str) -> bool:
     """Whether a file belongs to Python, to an installed package or to this one."""
     path = Path(file).resolve()
     roots = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(_OURS)]
-    installed = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
-    return installed or file.startswith("<frozen ") or any(path.is_relative_to(root) for root in roots)
+    is_installed = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
+    return is_installed or file.startswith("<frozen ") or any(path.is_relative_to(root) for root in roots)
 
 
 class _NoSourceError(Exception):
@@ -112,18 +112,18 @@ class _Home:
     def __init__(self, kind: type) -> None:
         self._package = _top_package(kind.__module__)
         self.kinds = [base for base in kind.__mro__ if base is kind or self._has_base(base.__module__)]
-        self._module_names = {base.__module__ for base in self.kinds}
+        self._own_modules = {base.__module__ for base in self.kinds}
         self._folders = {_folder(base) for base in self.kinds}
 
     def has(self, module: str, file: str | None = None) -> bool:
         """Whether a module is the user's: in the class's package, or beside or below the class's file."""
         first, file = module.partition(".")[0], file or _file(module)
-        if module in self._module_names or first in (PACKAGE, "torch") or file is None:
-            return module in self._module_names
+        if module in self._own_modules or first in (PACKAGE, "torch") or file is None:
+            return module in self._own_modules
         if first == self._package:
             return True
-        inside = any(Path(file).resolve().is_relative_to(folder) for folder in self._folders)
-        return inside and not in_library(file)
+        is_below = any(Path(file).resolve().is_relative_to(folder) for folder in self._folders)
+        return is_below and not in_library(file)
 
     def _has_base(self, module: str) -> bool:
         first, file = module.partition(".")[0], _file(module)
@@ -183,8 +183,8 @@ class _Source:
             text = self._text(name, _package(kind.__module__))
             classes = text.classes(kind.__qualname__) if text else []
             if text and classes:
-                meant = [c for c in classes if any(first_line(c[0]) <= n <= last_line(c[0]) for n in lines)]
-                for node, scopes in meant or classes:
+                fitting = [c for c in classes if any(first_line(c[0]) <= n <= last_line(c[0]) for n in lines)]
+                for node, scopes in fitting or classes:
                     self._add(text, scopes, node)
                     self._add_changes(text, scopes, node)
                 return
@@ -193,8 +193,8 @@ class _Source:
     def _add_changes(self, text: SourceText, scopes: tuple[Scope, ...], node: ast.ClassDef) -> None:
         """What is done to a class below it, such as `First.batch = fast_batch`."""
         for statement in (*scopes, text.scope)[0].statements(node.name):
-            around = first_line(statement) <= node.lineno <= last_line(statement)
-            if not around and not isinstance(statement, ast.ClassDef | Import):
+            is_around = first_line(statement) <= node.lineno <= last_line(statement)
+            if not is_around and not isinstance(statement, ast.ClassDef | Import):
                 self._add(text, scopes, statement)
 
     def _add(self, text: SourceText, scopes: tuple[Scope, ...], node: ast.stmt) -> None:
@@ -208,18 +208,30 @@ class _Source:
 
     def _add_name(self, text: SourceText, scopes: tuple[Scope, ...], name: str) -> bool:
         """What a name stands for; whether it stands for anything of the user's."""
-        inner = ((text, scope, scopes[depth:]) for depth, scope in enumerate(scopes))
-        outer = ((place, place.scope, ()) for place in self._places(text, name))
-        for place, scope, around in chain(inner, outer):
-            statements = scope.statements(name)
-            for statement in statements:
-                if isinstance(statement, IMPORTS):
-                    self._add_import(place, statement, name)
-                else:
-                    self._add(place, around, statement)
-            if statements:
-                return True
-        return any(self._add_starred(place, name) for place in self._places(text, name))
+        return (
+            any(self._add_bound(text, scopes[depth:], name) for depth in range(len(scopes)))
+            or self._add_constant(text, name)
+            or any(self._add_bound(place, (), name) for place in self._places(text, name))
+            or any(self._add_starred(place, name) for place in self._places(text, name))
+        )
+
+    def _add_bound(self, text: SourceText, scopes: tuple[Scope, ...], name: str) -> bool:
+        """The statements of the innermost scope that bind a name; whether there are any."""
+        statements = (*scopes, text.scope)[0].statements(name)
+        for statement in statements:
+            if isinstance(statement, IMPORTS):
+                self._add_import(text, statement, name)
+            else:
+                self._add(text, scopes, statement)
+        return bool(statements)
+
+    def _add_constant(self, text: SourceText, name: str) -> bool:
+        """A number or the like in a notebook: its value, since an older cell may have run again."""
+        constant = plain_text(self._notebook.get(name)) if _is_cell(text.file) else None
+        is_constant = constant is not None and name in self._notebook
+        if is_constant and self._is_new(text, "constant", name):
+            self._pieces.append(f"{name} = {constant}")
+        return is_constant
 
     def _add_starred(self, text: SourceText, name: str) -> bool:
         """What a name stands for in the modules of which a text imports all names."""
@@ -231,16 +243,12 @@ class _Source:
         return False
 
     def _places(self, text: SourceText, name: str) -> Iterator[SourceText]:
-        """The texts that may bind a name of this text: itself, or the cells of a notebook."""
+        """The texts that may bind a name of this text: itself, or a notebook's cells, the newest first."""
         if not _is_cell(text.file):
             yield text
             return
-        # An older cell may have run again. Python knows the cell of a function, and the value of a constant.
-        value = self._notebook.get(name)
-        constant = plain_text(value)
-        if name in self._notebook and constant is not None and self._is_new(text, "value", name):
-            self._pieces.append(f"{name} = {constant}")
-        files = [code.co_filename for code in _codes(value)]
+        # Python knows the cell of a function or class, which may be an older one that ran again.
+        files = [code.co_filename for code in _codes(self._notebook.get(name))]
         for file in dict.fromkeys([*files, *filter(_is_cell, reversed(list(linecache.cache)))]):
             cell = self._text(file, "")
             if cell:
@@ -265,8 +273,8 @@ class _Source:
     def _add_member(self, module: str, name: str) -> None:
         """What `from module import name` imports: something bound there, or a module of a package."""
         text = self._module(module)
-        bound = name != "*" and text is not None and self._add_name(text, (), name)
-        if not bound and not self._add_module(f"{module}.{name}"):
+        is_bound = name != "*" and text is not None and self._add_name(text, (), name)
+        if not is_bound and not self._add_module(f"{module}.{name}"):
             self._add_module(module)
 
     def _add_module(self, module: str) -> bool:
@@ -282,9 +290,9 @@ class _Source:
     def _is_new(self, text: SourceText, *words: object) -> bool:
         """Whether this part of a text is seen for the first time."""
         key = (text.file, *words)
-        new = key not in self._seen
+        is_new = key not in self._seen
         self._seen.add(key)
-        return new
+        return is_new
 
     def _module(self, module: str) -> SourceText | None:
         """The text of a module, if it is the user's own."""
@@ -293,26 +301,31 @@ class _Source:
 
     def _text(self, file: str, package: str) -> SourceText | None:
         if file not in self._texts:
-            linecache.checkcache(file)
-            lines = linecache.getlines(file)
             try:
-                self._texts[file] = SourceText(lines, file, package) if lines else None
-            except SyntaxError:
+                self._texts[file] = SourceText(_lines(file), file, package)
+            except (OSError, SyntaxError, UnicodeDecodeError):
                 self._texts[file] = None
         return self._texts[file]
 
 
 def _codes(value: object) -> Iterator[CodeType]:
     """The code of a function, or of the methods that the text of a class defines."""
-    waiting, inside = [value], ""
+    values, prefix = [value], ""
     if isinstance(value, type):
-        waiting, inside = list(vars(value).values()), f"{value.__qualname__}."
-    while waiting:
-        value = waiting.pop()
-        waiting.extend(parts(value))
+        values, prefix = list(vars(value).values()), f"{value.__qualname__}."
+    while values:
+        value = values.pop()
+        values.extend(parts(value))
         code = getattr(inspect.unwrap(value), "__code__", None) if isinstance(value, FunctionType) else None
-        if isinstance(code, CodeType) and code.co_qualname.startswith(inside):
+        if isinstance(code, CodeType) and code.co_qualname.startswith(prefix):
             yield code
+
+
+def _lines(file: str) -> list[str]:
+    if _is_cell(file):
+        return linecache.getlines(file)
+    with tokenize.open(file) as stream:
+        return stream.readlines()
 
 
 def _is_cell(file: str) -> bool:
