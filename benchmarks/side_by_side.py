@@ -64,7 +64,8 @@ def start(way: Way, setting: list[str], folder: Path) -> Popen[str]:
     checkout, options, environment = way
     command = [sys.executable, "-m", "momentumrnn", "run", *setting, *options, "--epochs", "1000000"]
     command += ["--device", "cpu", "--root", "."]
-    variables = {**os.environ, "PYTHONPATH": str(checkout), **environment}
+    path = os.pathsep.join(filter(None, [str(checkout), os.environ.get("PYTHONPATH")]))
+    variables = {**os.environ, "PYTHONPATH": path, **environment}
     # Python imports from the folder where it starts before PYTHONPATH, so this is no checkout.
     return Popen(command, cwd=folder, env=variables, text=True, stdout=DEVNULL, stderr=PIPE)
 

@@ -3,10 +3,13 @@
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from itertools import product
 
 import pytest
 
+from momentumrnn.cells import LSTM
+from momentumrnn.experiments import Adding, configure
 from momentumrnn.experiments.threads import SMALL_WORK, available_cores, threads_per_seed
 
 
@@ -191,7 +194,9 @@ def test_counts_that_are_not_known(machine, monkeypatch):
     assert machine({}) == 1
 
 
-CODE = "from momentumrnn.experiments.threads import available_cores; print(available_cores())"
+CODE = "from momentumrnn.cells import LSTM
+from momentumrnn.experiments import Adding, configure
+from momentumrnn.experiments.threads import available_cores; print(available_cores())"
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity")
@@ -202,25 +207,38 @@ def test_this_machine_with_one_core():
     assert done.stdout == "1\n"
 
 
-def sizes(hidden_size, batch_size=50, features=1, gates=4):
-    return {"hidden_size": hidden_size, "batch_size": batch_size, "features": features, "gates": gates}
+def config(hidden_size=8, **settings):
+    return configure(Adding(length=10), hidden_size=hidden_size, **settings)
 
 
 def test_a_small_network_has_one_thread():
     for seeds, cores in product((1, 2, 5), (1, 2, 16)):
-        assert threads_per_seed(**sizes(8), seeds=seeds, cores=cores) == 1
+        assert threads_per_seed(config(), seeds, cores) == 1
 
 
 def test_the_seeds_of_a_large_network_share_the_cores():
     for seeds, cores in product(range(1, 20), range(1, 20)):
-        threads = threads_per_seed(**sizes(1024), seeds=seeds, cores=cores)
+        threads = threads_per_seed(config(1024), seeds, cores)
         side_by_side = min(seeds, cores)
         assert threads >= 1
         assert threads * side_by_side <= cores < (threads + 1) * side_by_side
 
 
-@pytest.mark.parametrize("name", ["hidden_size", "batch_size", "features", "gates"])
-def test_what_makes_the_work_larger_makes_a_network_large(name):
-    small = sizes(8)
-    assert threads_per_seed(**small, seeds=1, cores=4) == 1
-    assert threads_per_seed(**{**small, name: SMALL_WORK}, seeds=1, cores=4) == 4
+@dataclass(frozen=True)
+class Wide(Adding):
+    features: int = 2
+
+
+@pytest.mark.parametrize(
+    "large",
+    [
+        config(4096),
+        config(batch_size=SMALL_WORK),
+        configure(Wide(length=10, features=SMALL_WORK), hidden_size=8),
+        config(1024, batch_size=1, cell=LSTM()),
+    ],
+    ids=["hidden_size", "batch_size", "features", "gates"],
+)
+def test_what_makes_the_work_larger_makes_a_network_large(large):
+    assert threads_per_seed(config(), 1, 4) == 1
+    assert threads_per_seed(large, 1, 4) == 4
