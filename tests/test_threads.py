@@ -194,9 +194,7 @@ def test_counts_that_are_not_known(machine, monkeypatch):
     assert machine({}) == 1
 
 
-CODE = "from momentumrnn.cells import LSTM
-from momentumrnn.experiments import Adding, configure
-from momentumrnn.experiments.threads import available_cores; print(available_cores())"
+CODE = "from momentumrnn.experiments.threads import available_cores; print(available_cores())"
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity")
