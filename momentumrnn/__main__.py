@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from .cli.options import check_task, read_seeds, refuse
+from .cli.options import check_task, read_seeds, refuse, wait_without_spinning
 from .installation import install_command
 
 if TYPE_CHECKING:
@@ -139,8 +139,7 @@ class Run:
     device: Annotated[str | None, default(DEVICE, "NAME")] = None
     """Where to train: cpu, cuda, or one GPU of several, such as cuda:1."""
     threads: Annotated[int | None, default(THREADS, "INT")] = None
-    """CPU threads, of all seeds together. A run that goes on has by default those that it had.
-    On a machine that others use too, 1 is faster: torch's threads wait for one another."""
+    """CPU threads, of all seeds together. A run that goes on has by default those that it had."""
     tensorboard: bool = False
     """Also write TensorBoard's files into the run folders."""
 
@@ -211,8 +210,7 @@ class Reproduce:
     device: Annotated[str | None, default(f"{DEVICE}; for the demo cpu", "NAME")] = None
     """Where to train: cpu, cuda, or one GPU of several, such as cuda:1."""
     threads: Annotated[int | None, default(THREADS, "INT")] = None
-    """CPU threads, of all seeds together. A run that goes on has by default those that it had.
-    On a machine that others use too, 1 is faster: torch's threads wait for one another."""
+    """CPU threads, of all seeds together. A run that goes on has by default those that it had."""
 
 
 @dataclass(frozen=True)
@@ -356,6 +354,8 @@ def _main(args: list[str]) -> int:
             read_seeds(options.seeds)
     except ValueError as error:
         return refuse(f"{name}: {error}")
+    if isinstance(options, Run | Reproduce):
+        wait_without_spinning(os.environ)
     code: int = import_module(f".cli.{name}", __package__).run(options, args)
     return code
 

@@ -6,7 +6,7 @@ Torch and rich are not imported here, so that what is refused here is refused at
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 
 
@@ -83,6 +83,16 @@ def given_texts(groups: Sequence[Sequence[str]]) -> list[str]:
     ['lr=1', 'clip=2', '', 'bias=hh']
     """
     return [text for group in groups for text in group or ("",)]
+
+
+def wait_without_spinning(environment: MutableMapping[str, str]) -> None:
+    """Let the threads of torch sleep soon when they wait, unless the user decides how they wait.
+
+    By default they spin for milliseconds. Then two processes on the same cores take a hundred times as long.
+    OpenMP reads this when torch is imported. results/bench/side-by-side.json has what it costs and saves.
+    """
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & environment.keys():
+        environment["GOMP_SPINCOUNT"] = "1000"
 
 
 def command_line(args: Sequence[str]) -> str:
