@@ -190,7 +190,7 @@ def in_words(values: Mapping[str, Any]) -> str:
     parts = [str(values.get("cell")), *["orthogonal"] * bool(dtriv)]
     parts += [] if values.get("momentum") == "None" else [str(values.get("momentum"))]
     parts.append(f"H = {values.get('hidden_size')}")
-    if values.get("init") != repr(init.Dtriv() if dtriv else init.Paper()):
+    if values.get("init") != spell(init.Dtriv() if dtriv else init.Paper()):
         parts.append(f"init {values.get('init')}")
     return ", ".join([*parts, *[str(values.get("precision"))] * (values.get("precision") != "tf32")])
 
