@@ -243,8 +243,9 @@ def help_of(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("command", ["run", "reproduce"])
-def test_the_help_says_when_fewer_threads_are_faster(command, help_of):
-    assert "On a machine that others use too, 1 is faster" in help_of(command)["--threads"]
+def test_the_help_says_how_many_threads_there_are(command, help_of):
+    words = "default: 1 for each seed of a small network, else all cores that this process may use"
+    assert words in help_of(command)["--threads"]
 
 
 def default_of(name):

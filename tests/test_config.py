@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import FrozenInstanceError, dataclass, field, fields, make_dataclass, replace
+from dataclasses import FrozenInstanceError, InitVar, dataclass, field, fields, make_dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -329,6 +329,75 @@ def test_no_tensors_for_rates():
     """Two of them would have one spelling, and so one id; and seeds would share them."""
     with pytest.raises(ValueError, match="numbers for mu and step in an experiment, not tensors, got 'mu'"):
         configure(Adding(length=5), momentum=mr.HeavyBall(mu=torch.tensor(0.5)))
+
+
+@dataclass(frozen=True)
+class Scaled(Adding):
+    scale: object = 1.0
+    hidden: float = field(default=1.0, repr=False)
+
+
+@dataclass(frozen=True)
+class Silent(Adding):
+    scale: float = 1.0
+
+    def __repr__(self):
+        return "Silent()"
+
+
+class Undecorated(Adding):
+    def __init__(self, scale=1.0, **given):
+        super().__init__(**given)
+        object.__setattr__(self, "scale", scale)
+
+
+@dataclass(frozen=True)
+class Prepared(Adding):
+    scale: InitVar[float] = 1.0
+
+    def __post_init__(self, scale):
+        object.__setattr__(self, "factor", scale)
+
+
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [
+        (Scaled(hidden=2.0), "hidden"),
+        (Scaled(scale=torch.tensor(1.0)), "scale"),
+        (Scaled(scale=np.ones(3)), "scale"),
+        (Scaled(scale=(1, [None, {2}])), "scale"),
+        (Scaled(scale=math.nan), "scale"),
+        (Scaled(scale=mr.HeavyBall()), "scale"),
+        (Silent(scale=2.0), "scale"),
+        (Undecorated(scale=2.0), "'?scale'?"),
+        (Prepared(scale=2.0), "factor"),
+    ],
+    ids=repr,
+)
+def test_a_users_description_that_its_text_does_not_bring_back_is_refused(task, name):
+    """Else two of them would have one id, and one would get the results of the other."""
+    with pytest.raises(ValueError, match=rf"^task should be .*{name}.*a field that is a number, text, True"):
+        configure(task)
+
+
+def test_a_class_that_is_no_dataclass_is_refused():
+    class Plain(init.Init):
+        def __call__(self, name, weight, cell, hidden_size):
+            weight.fill_(0.0)
+
+    with pytest.raises(ValueError, match="init should be a dataclass, so Plain needs @dataclass"):
+        configure(Adding(), init=Plain())
+
+
+@pytest.mark.parametrize("scale", [1, -0.0, "a(b)", True, None, (), (1,), [1, (None, "b")]], ids=repr)
+def test_a_users_description_that_comes_back_is_taken(scale):
+    @dataclass(frozen=True)
+    class Inner(Adding):  # its repr has the name of this function
+        scale: object = 0
+        features = 2
+
+    assert configure(Scaled(scale=scale)).task == Scaled(scale=scale)
+    assert configure(Inner(scale=scale)).task == Inner(scale=scale)
 
 
 @dataclass(frozen=True)

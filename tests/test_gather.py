@@ -15,6 +15,7 @@ from run_folders import (
     PMNIST,
     STEPS,
     TINY,
+    contents,
     edit,
     epochs_of,
     lines_of,
@@ -27,9 +28,11 @@ from run_folders import (
 )
 
 import momentumrnn as mr
-from momentumrnn.experiments import train
+from momentumrnn.experiments import RunError, train
+from momentumrnn.experiments.config import SCHEMA
 from momentumrnn.experiments.runs.gather import gather, outcome
-from momentumrnn.experiments.runs.store import Folder
+from momentumrnn.experiments.runs.read import read
+from momentumrnn.experiments.runs.store import Folder, read_json
 from momentumrnn.report import demo_tables, tables
 from momentumrnn.report.text import as_csv, as_markdown
 
@@ -105,6 +108,64 @@ def test_measures_are_not_mixed(runs):
     assert outcome(seeds, 2).best in ({0: 100 * expected[0]}, {s: 100 * expected[s] for s in (0, 1)})
 
 
+@pytest.mark.parametrize("metric", [..., 3, "precision", [1], {}], ids=repr)
+def test_a_measure_that_the_result_says(runs, metric):
+    """Which of both selects is the user's. What the result does not say is told by the lines."""
+    folder = Folder(runs, OWN, 0).path
+    assert read(folder).metric == "accuracy"
+    edit("result.json", metric="loss")(folder)
+    assert read(folder).metric == "loss"
+    losses = [line["test_loss"] for line in epochs_of(folder)]
+    assert outcome({0: read(folder)}, 2).best == {0: min(losses)}
+    edit("result.json", metric=metric)(folder)
+    assert read(folder).metric == "accuracy"
+
+
+NEWER = {
+    "task": "Adding(length=5, samples=50, evaluation=20, noise=0.5)",
+    "cell": "LSTM(peephole=True)",
+    "momentum": "HeavyBall(mu=0.6, step=1.0, warmup=3)",
+    "init": "Paper(forget_bias=1.0, gain=2.0)",
+}
+
+
+@pytest.mark.parametrize(("name", "text"), NEWER.items(), ids=NEWER)
+@pytest.mark.parametrize("config", [TINY, OWN], ids=["ours", "the user's"])
+def test_a_newer_description_of_a_class_of_ours(runs, config, name, text):
+    """It is no class of the user's, also where another class is one."""
+    folder = Folder(runs, config, 0).path.rename(runs / "newer")
+    edit("config.json", **{f"config__{name}": text})(folder)
+    record = read(folder, [type(config.task)] if config is OWN else [])
+    assert record.state == "foreign"
+    assert record.reason.startswith(f"its config.json is of another kind or version: {name}: ")
+    assert text in record.reason
+    assert sorted(gather([runs]).of(config)) == [1]
+    # Unless it is known as one, by the hash of its source.
+    kind = text.partition("(")[0]
+    edit("config.json", sources={kind: "c0ffee"})(folder)
+    (folder / "result.json").unlink()
+    assert read(folder).state == "short"
+    assert read(folder).config is None
+
+
+def test_a_record_of_a_newer_version_is_refused(runs):
+    """By the reader and by training, which leaves it as it is."""
+    folder = Folder(runs, TINY, 0).path
+    before = read_json(folder / "config.json")
+    edit("config.json", schema=SCHEMA + 1, config={**before["config"], "dropout": 0.5})(folder)
+    record = read(folder)
+    assert record.state == "foreign"
+    assert record.reason.startswith(f"its config.json has schema {SCHEMA + 1}")
+    assert "update momentumrnn" in record.reason
+    content = contents(folder)
+    expected = rf"config\.json has schema {SCHEMA + 1}.*update momentumrnn"
+    with pytest.raises(RunError, match=expected) as refusal:
+        train(TINY, [0], root=runs, device="cpu", threads=1)
+    assert str(folder) in str(refusal.value)
+    assert contents(folder) == content
+    assert sorted(gather([runs]).of(TINY)) == [1]
+
+
 def test_renamed_runs_of_the_users_stay_apart(runs):
     """Two networks, a seed each, in folders whose names say nothing: no mean of both."""
     for seed, size in ((0, 4), (1, 8)):
@@ -171,7 +232,7 @@ def test_other_numbers_in_two_roots(done, other, turned):
     assert runs.folders[1].reason == f"done; beside {roots[0].name}/{done.name}"
     assert runs.folders[1].path.parent == roots[1]
     assert outcome(runs.of(PMNIST), 150).best == {0: pytest.approx(96.0 if turned else 93.0)}
-    assert "1 conflict (the same run and seed as another, with other numbers; not counted)" in said(runs)
+    assert "1 conflict (the same run as another, with other numbers or data; not counted)" in said(runs)
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -192,6 +253,34 @@ def test_a_copy_from_before_it_failed_does_not_hide_that(tmp_path, turned):
     make(tmp_path / "two", PMNIST, 0, test, result=False)
     runs = gather([failed.parent, tmp_path / "two"][:: -1 if turned else 1])
     assert outcome(runs.of(PMNIST), 150).frozen == {0: 20 * STEPS + 3}
+
+
+@pytest.mark.parametrize("where", ["config.json", "result.json"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_other_data_in_two_roots(trained, tmp_path, where, turned):
+    """Seeds of one run stand for the same data: those of the first. An older result has them."""
+    roots = [Path(shutil.copytree(trained, tmp_path / name)) for name in ("one", "two")]
+    folders = [Folder(root, TINY, seed).path for root, seed in ((roots[0], 0), (roots[1], 1), (roots[1], 0))]
+    shutil.rmtree(Folder(roots[0], TINY, 1).path)
+    assert dict.fromkeys(gather(roots).of(TINY)) == {0: None, 1: None}
+    for folder in folders[1:]:
+        edit("result.json", data={"test": "c0ffee"})(folder)
+        edit("config.json", data={"test": "c0ffee"} if where == "config.json" else None)(folder)
+    runs = gather(roots[:: -1 if turned else 1])
+    states = {record.path: record.state for record in runs.folders}
+    expected = ("conflict", "done", "done") if turned else ("done", "conflict", "conflict")
+    assert tuple(states[folder] for folder in folders) == expected
+    assert sorted(runs.of(TINY)) == ([0, 1] if turned else [0])
+    first = f"two/{TINY.id}-s0" if turned else f"one/{TINY.id}-s0"
+    reasons = {record.reason for record in runs.folders if record.state == "conflict"}
+    assert reasons == {f"done; other data than {first}"}
+
+
+def test_data_that_nobody_knows_are_no_other_data(trained, tmp_path):
+    root = Path(shutil.copytree(trained, tmp_path / "runs"))
+    for name in ("config.json", "result.json"):
+        edit(name, data=None if name == "config.json" else ...)(Folder(root, TINY, 0).path)
+    assert sorted(gather([root]).of(TINY)) == [0, 1]
 
 
 def test_three_of_one(done, other):

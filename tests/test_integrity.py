@@ -17,7 +17,7 @@ from run_folders import StopAt, bits, contents, edit, epochs_of, lines_of
 import momentumrnn as mr
 from momentumrnn.experiments import Adding, RunError, configure, load, train
 from momentumrnn.experiments.config import SCHEMA
-from momentumrnn.experiments.runs.checksums import TRAILER_SIZE, open_weights, seal_json
+from momentumrnn.experiments.runs.checksums import TRAILER_SIZE, open_weights
 from momentumrnn.experiments.runs.gather import gather, outcome
 from momentumrnn.experiments.runs.read import read
 from momentumrnn.experiments.runs.store import Folder, read_json
@@ -160,11 +160,30 @@ def test_a_checkpoint_that_was_cut_is_refused(kinds, tmp_path):
         with pytest.raises(RunError, match=r"resume\.pt"):
             fit(config, tmp_path)
         assert (read(copy).state, read(copy).epochs) == ("damaged", ())
-    # Without its trailer it is as version 0.2.0 would have written it.
-    (copy / "resume.pt").write_bytes(content[:-TRAILER_SIZE])
-    assert not read(copy).verified
+    (copy / "resume.pt").write_bytes(content)
     fit(config, tmp_path)
     assert bits(copy) == whole
+
+
+def test_a_trailer_that_is_gone_is_missed(kinds, done):
+    """Without it the checkpoint is as version 0.2.0 would have written it, and no line would be verified."""
+    config, folder, _ = kinds["new"]
+    stopped = Path(shutil.copytree(folder, done.parent / "stopped" / folder.name))
+    for copy in (stopped, done):
+        checkpoint, metrics = copy / "resume.pt", copy / "metrics.jsonl"
+        checkpoint.write_bytes(checkpoint.read_bytes()[:-TRAILER_SIZE])
+        for content in (metrics.read_bytes(), next(changed_digits(metrics.read_bytes()))):
+            metrics.write_bytes(content)
+            before = files(copy)
+            record = read(copy)
+            assert (record.state, record.epochs) == ("damaged", ())
+            assert record.reason.startswith("resume.pt lacks the checksum")
+            with pytest.raises(RunError, match=r"resume\.pt lacks the checksum") as refusal:
+                fit(config, copy.parent)
+            assert str(copy) in str(refusal.value)
+            assert files(copy) == before
+        with pytest.raises(RunError, match=r"resume\.pt lacks the checksum"):
+            Folder(copy.parent, config, 0).load()
 
 
 def changed_digits(content):
@@ -221,17 +240,40 @@ def test_a_changed_digit_of_a_run_that_was_stopped(kinds, tmp_path):
     assert bits(copy) == whole
 
 
-def test_what_no_checkpoint_vouches_for_is_no_number(kinds, tmp_path):
-    """A process that was killed before its first checkpoint leaves lines, and nothing to go on from."""
+def test_a_checkpoint_that_is_gone_is_missed(kinds, tmp_path):
+    """One is written before the first line, so what training found is never cut for want of one."""
     config, folder, whole = kinds["new"]
     copy = Path(shutil.copytree(folder, tmp_path / folder.name))
     (copy / "resume.pt").unlink()
-    record = read(copy)
-    assert (record.state, record.epochs, record.steps, record.verified) == ("short", [], [], True)
-    with Folder(tmp_path, config, 0).locked():
-        assert len(read(copy).steps) > 0
+    # Also half a line.
+    for content in ((copy / "metrics.jsonl").read_bytes(), b'{"st'):
+        (copy / "metrics.jsonl").write_bytes(content)
+        before = files(copy)
+        record = read(copy)
+        assert (record.state, record.epochs) == ("damaged", ())
+        assert record.reason.startswith("resume.pt is missing")
+        with pytest.raises(RunError, match=r"resume\.pt is missing") as refusal:
+            fit(config, tmp_path)
+        assert str(copy) in str(refusal.value)
+        assert files(copy) == before
+    # Before the first line it has just not been begun.
+    for damage in (lambda: (copy / "metrics.jsonl").write_bytes(b""), (copy / "metrics.jsonl").unlink):
+        damage()
+        assert (read(copy).state, read(copy).verified) == ("short", True)
     fit(config, tmp_path)
     assert bits(copy) == whole
+    assert read(copy).verified
+
+
+def test_a_run_whose_config_was_lost_is_no_longer_verified(kinds, tmp_path):
+    """It goes on from its checkpoint, and nobody knows which version began it."""
+    config, folder, whole = kinds["new"]
+    copy = Path(shutil.copytree(folder, tmp_path / folder.name))
+    (copy / "config.json").unlink()
+    fit(config, tmp_path)
+    assert bits(copy) == whole
+    assert read_json(copy / "config.json")["begun_with_schema"] == 1
+    assert (read(copy).state, read(copy).verified) == ("done", False)
 
 
 @pytest.mark.parametrize("kind", ["new", "old"])
@@ -283,16 +325,14 @@ def test_a_checksum_that_is_gone_is_missed(done, name):
     "value", [..., None, 3, "x", [], {}, {"size": 3}, {"size": -1}, {"size": "3"}], ids=repr
 )
 def test_a_result_that_does_not_vouch_for_the_metrics(done, value):
-    """Though its checksum is right. The checkpoint still does."""
-    known = read(done)
+    """Though its checksum is right, and the checkpoint still does."""
     edit("result.json", metrics_file=value)(done)
     record = read(done)
-    if record.state != "damaged":
-        assert (record.epochs, record.verified) == (known.epochs, True)
-        (done / "resume.pt").unlink()
-        assert read(done).verified is False
-    else:
-        assert record.reason.startswith(("result.json", "metrics.jsonl"))
+    assert (record.state, record.epochs) == ("damaged", ())
+    assert record.reason.startswith(("result.json", "metrics.jsonl"))
+    # Neither if it has no checksum, as that of an older version.
+    (done / "result.json").write_text(json.dumps(read_json(done / "result.json")))
+    assert read(done).reason.startswith("result.json lacks the checksum")
 
 
 def test_files_of_two_runs_are_no_run(done, tmp_path):
@@ -331,7 +371,8 @@ def test_damaged_weights_are_never_loaded(done):
 
 
 def test_folders_of_older_versions_are_unverified_and_never_damaged():
-    folders = [file.parent for file in (ROOT / "results").rglob("config.json")]
+    files = (ROOT / "results").rglob("config.json")
+    folders = [file.parent for file in files if "schema" not in read_json(file)]
     assert len(folders) > 300
     for folder in folders:
         assert read(folder).state in ("done", "short", "frozen"), folder
@@ -409,8 +450,8 @@ def test_a_run_of_version_0_2_0_goes_on(old):
         assert same(dict(load(now).state_dict()), weights)
 
 
-def test_when_a_run_of_version_0_2_0_is_verified(old):
-    """From when this version has gone on with it: then checkpoint and result vouch for all of its lines."""
+def test_a_run_of_version_0_2_0_is_never_verified(old):
+    """Nothing vouched for its first lines. Since this version went on with it, a change of any is seen."""
     folder = path(old, OLD_CONFIG)
     before = read(folder)
     assert (before.state, len(before.epochs), len(before.steps), before.verified) == ("short", 1, 7, False)
@@ -422,7 +463,7 @@ def test_when_a_run_of_version_0_2_0_is_verified(old):
     edit("config.json", data=None)(folder)
     stop(old, 18, OLD_CONFIG)
     record = read(folder)
-    assert (record.state, record.steps[:7], record.verified) == ("short", before.steps, True)
+    assert (record.state, record.steps[:7], record.verified) == ("short", before.steps, False)
     metrics = folder / "metrics.jsonl"
     content = metrics.read_bytes()
     # Also for those that version 0.2.0 wrote.
@@ -430,8 +471,11 @@ def test_when_a_run_of_version_0_2_0_is_verified(old):
     assert read(folder).state == "damaged"
     metrics.write_bytes(content)
     fit(OLD_CONFIG, old)
-    assert (read(folder).state, read(folder).verified) == ("done", True)
+    assert (read(folder).state, read(folder).verified) == ("done", False)
     assert read_json(folder / "result.json")["metrics_file"]["size"] == metrics.stat().st_size
+    assert read_json(folder / "config.json")["begun_with_schema"] == 1
+    fit(replace(OLD_CONFIG, epochs=4), old)
+    assert (read(folder).state, read(folder).verified) == ("done", False)
 
 
 def test_a_run_of_version_0_2_0_that_is_over_stays_as_it_is(tmp_path):
@@ -449,22 +493,3 @@ def test_a_run_of_version_0_2_0_that_is_over_stays_as_it_is(tmp_path):
     with pytest.raises(RunError, match="no checkpoint"):
         fit(replace(OLD_CONFIG, epochs=4), root)
     assert {name: content for name, content in contents(root).items() if not name.endswith("lock")} == before
-
-
-def test_a_record_of_a_newer_version_is_refused(done):
-    before = read_json(done / "config.json")
-    newer = {"schema": SCHEMA + 1, "config": {**before["config"], "dropout": 0.5}}
-    (done / "config.json").write_bytes(seal_json({**before, **newer}))
-    record = read(done)
-    assert record.state == "foreign"
-    assert "config.json" in record.reason
-    assert f"schema {SCHEMA + 1}" in record.reason
-    assert "update momentumrnn" in record.reason
-    content = files(done)
-    with pytest.raises(
-        RunError, match=rf"config\.json has schema {SCHEMA + 1}.*update momentumrnn"
-    ) as refusal:
-        fit(CONFIG, done.parent)
-    assert str(done) in str(refusal.value)
-    assert files(done) == content
-    assert not gather([done.parent]).by_id

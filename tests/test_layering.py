@@ -103,17 +103,17 @@ FROM_LIBRARY = {
 BUILT_ON_IT = [
     """experiments.data experiments.engine experiments.engine.signals experiments.paper.printed
         experiments.paper.rows experiments.runs experiments.runs.checksums experiments.sources
-        experiments.sources.bytecode experiments.sources.text experiments.tasks.base""",
-    """experiments.sources.hashes experiments.paper.published experiments.tasks.mnist
+        experiments.sources.bytecode experiments.tasks.base""",
+    """experiments.paper.published experiments.sources.text experiments.tasks.mnist
         experiments.tasks.synthetic""",
-    "experiments.tasks",
+    "experiments.sources.hashes experiments.tasks",
     "experiments.config",
     """experiments.demo experiments.paper.controls experiments.runs.store experiments.settings
         experiments.threads experiments.user_classes""",
-    """experiments.engine.devices experiments.models experiments.paper.recipes experiments.runs.read
-        experiments.runs.neighbours""",
-    """experiments.engine.replicas experiments.engine.run experiments.engine.task_check experiments.paper
-        experiments.runs.gather""",
+    "experiments.engine.devices experiments.paper.recipes experiments.runs.neighbours",
+    "experiments.paper experiments.runs.read",
+    "experiments.models experiments.runs.gather",
+    "experiments.engine.replicas experiments.engine.run experiments.engine.task_check",
     """experiments.engine.tensorboard experiments.engine.watcher experiments.paper.hyperparameters
         experiments.paper.tables""",
     "experiments.engine.results",
@@ -151,8 +151,8 @@ EXTRAS = {
 
 def modules(root: Path) -> dict[str, Path]:
     """The modules of the package by their names without its own, which is "" then."""
-    paths = {path: path.relative_to(root).with_suffix("").parts for path in sorted(root.rglob("*.py"))}
-    return {".".join(parts[:-1] if parts[-1] == "__init__" else parts): p for p, parts in paths.items()}
+    paths = {path: path.relative_to(root).with_suffix("").as_posix() for path in sorted(root.rglob("*.py"))}
+    return {name.removesuffix("__init__").strip("/").replace("/", "."): path for path, name in paths.items()}
 
 
 def packages(name: str) -> Iterator[str]:
@@ -162,12 +162,22 @@ def packages(name: str) -> Iterator[str]:
         yield name
 
 
+def absolute(target: str, name: str, known: dict[str, Path]) -> str:
+    """`..x` in the module of that name, from the package's name on."""
+    words = target.lstrip(".")
+    level = len(target) - len(words)
+    if not level:
+        return words
+    inside = [PACKAGE, *filter(None, name.split("."))]
+    above = level - (known[name].name == "__init__.py")
+    return ".".join([*inside[: len(inside) - above], *filter(None, [words])])
+
+
 class Imports(ast.NodeVisitor):
     """What one module imports, wherever in it: `ours` are modules of the package, `others` first words."""
 
     def __init__(self, name: str, known: dict[str, Path]) -> None:
         self.name, self.known = name, known
-        self.is_package = self.known[name].name == "__init__.py"
         self.ours, self.others, self.dynamic = set(), set(), False
         tree = ast.parse(self.known[name].read_text())
         # Names by which the module calls import_module, and those by which it has the package itself.
@@ -199,7 +209,7 @@ class Imports(ast.NodeVisitor):
             self.generic_visit(node)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        base = self.absolute("." * node.level + (node.module or ""))
+        base = absolute("." * node.level + (node.module or ""), self.name, self.known)
         for alias in node.names:
             self.add(base, alias.name)
 
@@ -208,20 +218,10 @@ class Imports(ast.NodeVisitor):
         if called in self.importers:
             target = next(iter([*node.args, *(k.value for k in node.keywords if k.arg == "name")]), None)
             if isinstance(target, ast.Constant):
-                self.add(self.absolute(target.value))
+                self.add(absolute(target.value, self.name, self.known))
             else:
                 self.dynamic = True
         self.generic_visit(node)
-
-    def absolute(self, target: str) -> str:
-        """`..x` in this module, from the package's name on."""
-        words = target.lstrip(".")
-        level = len(target) - len(words)
-        if not level:
-            return words
-        own = [PACKAGE, *self.name.split(".")] if self.name else [PACKAGE]
-        base = own if self.is_package else own[:-1]
-        return ".".join([*base[: len(base) + 1 - level], *([words] if words else [])])
 
     def add(self, target: str, attribute: str = "") -> None:
         first, _, name = target.partition(".")
@@ -244,20 +244,19 @@ class Imports(ast.NodeVisitor):
 
     def imported_modules(self, name: str) -> dict[str, str]:
         """The modules of ours that `from .pkg import sub` binds in a module, by the names it gives them."""
-        parts = (name if self.known[name].name == "__init__.py" else name.rpartition(".")[0]).split(".")
-        found = {}
+        shared = {}
         for node in ast.walk(ast.parse(self.known[name].read_text())):
             if isinstance(node, ast.ImportFrom) and node.level:
-                base = [*filter(None, parts[: len(parts) + 1 - node.level]), *(node.module or "").split(".")]
+                base = absolute("." * node.level + (node.module or ""), name, self.known)
                 for alias in node.names:
-                    inner = ".".join([*filter(None, base), alias.name])
+                    inner = f"{base}.{alias.name}".removeprefix(f"{PACKAGE}.")
                     if inner in self.known:
-                        found[alias.asname or alias.name] = inner
-        return found
+                        shared[alias.asname or alias.name] = inner
+        return shared
 
     def imports_something(self, package: str) -> bool:
-        tree = ast.parse(self.known[package].read_text())
-        return any(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.walk(tree))
+        nodes = ast.walk(ast.parse(self.known[package].read_text()))
+        return any(isinstance(node, ast.Import | ast.ImportFrom) for node in nodes)
 
 
 def within(name: str, parts: str) -> bool:
@@ -287,8 +286,7 @@ def visible(other: str, name: str) -> bool:
 def violations(root: Path) -> dict[str, set[str]]:
     """For each module the imports of ours that it may not have."""
     known = modules(root)
-    found = {name: Imports(name, known).ours - allowed(name) for name in known}
-    return {name: wrong for name, wrong in found.items() if wrong}
+    return {name: wrong for name in known if (wrong := Imports(name, known).ours - allowed(name))}
 
 
 FILES = modules(ROOT)
@@ -306,11 +304,8 @@ def test_imports_point_down(name):
 def test_the_table_is_complete():
     listed = [name for line in (*LIBRARY, *BUILT_ON_IT) for name in line.split()] + list(MAY_IMPORT)
     assert sorted(listed) == sorted(FILES)
-    mentioned = {
-        name
-        for names in (*ONLY_FOR, *ONLY_FOR.values(), *FROM_LIBRARY, *FROM_LIBRARY.values())
-        for name in names.split()
-    }
+    texts = [*ONLY_FOR, *ONLY_FOR.values(), *FROM_LIBRARY, *FROM_LIBRARY.values()]
+    mentioned = set(" ".join(texts).split())
     assert mentioned | set().union(*MAY_IMPORT.values()) <= set(FILES)
 
 
@@ -364,7 +359,6 @@ def tree(tmp_path):
         ("kernels.nvrtc", "from ..backends import cuda", "backends.cuda"),
         ("stream_engines", "from .kernels import lstm_step, op", "kernels.op"),
         ("experiments.runs.read", "from ..engine import loop", "experiments.engine.loop"),
-        ("experiments.runs.read", "from ..engine.loop import selected", "experiments.engine.loop"),
         ("experiments.schedule", "from ..report import tables", "report.tables"),
         ("experiments.config", "from .runs import store", "experiments.runs.store"),
         ("experiments.tasks.mnist", "from ..config import Config", "experiments.config"),
@@ -388,9 +382,7 @@ def test_a_module_handed_on_is_seen(line, tree):
     """Whoever imports a module from one that may import it has imported it, too."""
     files = modules(tree)
     files["backends.registry"].write_text("from . import cuda, native")
-    middle = tree / "middle.py"
-    middle.write_text("from .backends import cuda")
-    Imports("layers", modules(tree))
+    (tree / "middle.py").write_text("from .backends import cuda")
     files["layers"].write_text(line)
     assert "backends.cuda" in Imports("layers", modules(tree)).ours
 
@@ -420,9 +412,9 @@ def test_packages_on_the_way_count(tmp_path):
 
 # Private names of torch
 
-OF_MODULES = {"_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"}
-OF_MODULES |= {"_save_to_state_dict", "_load_from_state_dict", "_metadata"}
-OF_FUNCTIONS = {"_dynamo_marked_constant"}
+# Whatever has them: modules, and the last one functions.
+ATTRIBUTES = {"_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_metadata"}
+ATTRIBUTES |= {"_save_to_state_dict", "_load_from_state_dict", "_dynamo_marked_constant"}
 
 
 def is_private(word: str) -> bool:
@@ -445,7 +437,7 @@ def private_names(source: str) -> set[str]:
     # `torch._C` is a part of `torch._C.name`: the whole says it all.
     whole = {name for name in private if not any(other.startswith(f"{name}.") for other in private)}
     attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    return whole | (attributes & (OF_MODULES | OF_FUNCTIONS))
+    return whole | (attributes & ATTRIBUTES)
 
 
 def torch_imports(node: ast.AST) -> Iterator[tuple[str, str]]:
@@ -472,8 +464,7 @@ def dotted(node: ast.AST) -> list[str]:
 
 @every_module
 def test_only_one_file_knows_private_names_of_torch(name):
-    found = private_names(FILES[name].read_text())
-    assert found == set() or name == "torch_internals"
+    assert name == "torch_internals" or private_names(FILES[name].read_text()) == set()
 
 
 FLAG = "torch.compiler._is_exporting_flag"

@@ -92,13 +92,30 @@ class Track:
 def test_training(run, tmp_path, monkeypatch):
     monkeypatch.setattr(Track, "all", [])
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=Track))
-    run("training.md")
+    namespace = run("training.md")
     names = [track.name for track in Track.all]
     assert len(names) == len(set(names)) == 2
     assert all(name in [path.name for path in (tmp_path / "runs").iterdir()] for name in names)
     assert [track.lines for track in Track.all] == [[(1, 50), (2, 100)]] * 2
     assert all(track.finished for track in Track.all)
     assert len(list((tmp_path / "runs").iterdir())) == 4
+    assert_survives_an_error(namespace["Track"], namespace["config"], namespace["train"], tmp_path / "again")
+
+
+def assert_survives_an_error(watcher, config, train, root):
+    """`end` raises for one seed. The same call continues with the other one, and with no more."""
+
+    class Broken(watcher):
+        def end(self, run, result):
+            raise KeyError(run.seed)
+
+    with pytest.raises(KeyError, match="0"):
+        train(config, seeds=[0, 1], root=root, watcher=Broken())
+    assert [track.finished for track in Track.all[2:]] == [False, False]
+    train(config, seeds=[0, 1], root=root, watcher=watcher())
+    assert [(track.name, track.finished) for track in Track.all[4:]] == [(f"{config.id}-s1", True)]
+    train(config, seeds=[0, 1], root=root, watcher=watcher())
+    assert len(Track.all) == 5
 
 
 def test_the_names_of_the_paper_are_what_the_page_says():

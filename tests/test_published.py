@@ -15,7 +15,7 @@ from momentumrnn.experiments.paper.recipes import RECIPES, recipe, variants
 from momentumrnn.experiments.runs.gather import gather
 
 ROOT = Path(__file__).parent.parent
-GOLDEN = Path(__file__).parent / "golden" / "published.json"
+GOLDEN = Path(__file__).parent / "published.json"
 RUNS = ("runs", "demo", "alone")
 
 

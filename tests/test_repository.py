@@ -87,6 +87,21 @@ def test_the_commands_of_the_workflow_exist():
     )  # sed replaces it
 
 
+def test_the_files_to_touch_exist():
+    """A cell of the table may name a folder once, and then files in it."""
+    contributing = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    table = contributing.partition("## Which file to touch\n")[2].partition("\n\nImports")[0]
+    cells = [line.split("|")[2] for line in table.splitlines() if line.startswith("|")][2:]
+    assert len(cells) > 10
+    package = ROOT / "momentumrnn"
+    for cell in cells:
+        paths = re.findall(r"`([^`]+)`", cell)
+        assert paths, cell
+        folders = [package, *((package / path).parent for path in paths)]
+        for path in paths:
+            assert any((folder / path).exists() for folder in folders), path
+
+
 @pytest.mark.parametrize("name", YAML_FILES)
 def test_files_for_others_are_valid_yaml(name):
     assert parsed(name)

@@ -15,6 +15,7 @@ from training_runs import (
     CONFIG,
     CONFIGS,
     COPYING,
+    DTRIV,
     ROOT,
     STEPS,
     Diary,
@@ -28,7 +29,8 @@ from training_runs import (
 from momentumrnn.experiments.engine import loop
 from momentumrnn.experiments.engine.replicas import Replicas
 from momentumrnn.experiments.engine.signals import Interrupted
-from momentumrnn.experiments.runs.store import RunError, read_json
+from momentumrnn.experiments.runs.read import read
+from momentumrnn.experiments.runs.store import Folder, RunError, read_json
 
 safetensors = pytest.importorskip(
     "safetensors.torch", reason="weights are written by the extra momentumrnn[all]"
@@ -209,12 +211,62 @@ def test_half_a_step_is_not_kept(tmp_path, monkeypatch):
         broken.setattr(torch.optim.Adam, "step", fails)
         with pytest.raises(RuntimeError, match="no more"):
             fit(CONFIG, tmp_path, [0, 1], threads=2)
-    saved = [(path(tmp_path, CONFIG, seed) / "resume.pt").exists() for seed in (0, 1)]
-    assert sorted(saved) == [False, True]
+    steps = sorted(checkpoint(tmp_path, CONFIG, seed)["step"] for seed in (0, 1))
+    assert steps[0] == 0 < steps[1]
     fit(CONFIG, tmp_path, [0, 1], threads=2)
     fit(CONFIG, tmp_path / "whole", [0, 1], threads=2)
     for seed in (0, 1):
         assert bits(path(tmp_path, CONFIG, seed)) == bits(path(tmp_path / "whole", CONFIG, seed))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_step_without_its_rebasing_is_not_kept(when, threads, count, whole, tmp_path, monkeypatch):
+    """It would be taken twice. The error comes before the bases move, or after they did."""
+    rebase, calls = Replicas.rebase, []
+
+    def fails(self):
+        calls.append(self)
+        if when == "after":
+            rebase(self)
+        if len(calls) == count:
+            raise RuntimeError("no more")
+        if when == "before":
+            rebase(self)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Replicas, "rebase", fails)
+        with pytest.raises(RuntimeError, match="no more"):
+            fit(DTRIV, tmp_path, [0, 1], threads=threads)
+    fit(DTRIV, tmp_path, [0, 1], threads=threads)
+    fit(DTRIV, tmp_path / "whole", [0, 1], threads=threads)
+    for seed in (0, 1):
+        assert bits(path(tmp_path, DTRIV, seed)) == bits(path(tmp_path / "whole", DTRIV, seed))
+
+
+def test_where_there_are_metrics_there_is_a_checkpoint(whole, tmp_path, monkeypatch):
+    """Of no step yet, and training goes on from it to the same bits."""
+    append, seen = Folder.append, []
+
+    def killed(self, lines):
+        append(self, lines)
+        if lines:
+            seen.append((self.path / "resume.pt").exists())
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Folder, "append", killed)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                fit(CONFIG, tmp_path)
+            assert lines_of(path(tmp_path, CONFIG))
+            assert checkpoint(tmp_path, CONFIG)["step"] == 0
+            record = read(path(tmp_path, CONFIG))
+            assert (record.state, record.steps, record.verified) == ("short", [], True)
+    assert seen == [True, True]
+    fit(CONFIG, tmp_path)
+    assert bits(path(tmp_path, CONFIG)) == bits(path(whole, CONFIG))
 
 
 def test_a_result_stays_while_its_run_goes_on(tmp_path):

@@ -71,7 +71,7 @@ def test_runs_that_lie_deeper_are_named(tmp_path, capsys):
 @pytest.mark.parametrize("part", ["whole", "stopped"])
 def test_folders_of_older_versions_are_as_they_were_and_said_to_be_unverified(capsys, part):
     out = listed(capsys, OLD / part)
-    assert {"whole": "done, epochs: 3", "stopped": "stopped, step 14, epochs: 3"}[part] in out
+    assert {"whole": "done, epochs: 3", "stopped": "interrupted, step 14, epochs: 3"}[part] in out
     assert out.endswith("2 of 2 folders were written before checksums and can't be verified\n")
     assert out.count("verified") == 1
 
@@ -112,6 +112,20 @@ def test_the_name_of_a_run_stands_above_its_settings(tmp_path, capsys):
     at = next(number for number, line in enumerate(lines) if line.startswith(config.id))
     assert lines[at + 1].startswith("table1/X with lr=2.0")
     assert lines[at + 2].startswith(f"{TASK!r}")
+
+
+def test_another_run_never_has_the_name_of_a_recipe(tmp_path, capsys):
+    config, _ = trained(tmp_path, epochs=1, name="figure4/LSTM/Adding/128")
+    out = listed(capsys, tmp_path)
+    assert config.id in out
+    assert "figure4" not in out
+
+
+def test_runs_that_look_alike_are_told_apart_by_their_ids(tmp_path, capsys):
+    configs = [trained(tmp_path, epochs=1, lr=lr)[0] for lr in (0.5, 0.25)]
+    out = listed(capsys, tmp_path)
+    assert out.count("LSTM(), H = 4") == 2
+    assert [out.count(config.id) for config in configs] == [1, 1]
 
 
 class Stops(Watcher):
@@ -164,3 +178,34 @@ def test_the_folder_of_one_run(tmp_path, capsys, monkeypatch):
 def test_an_empty_folder_has_no_runs(tmp_path, capsys):
     assert listed(capsys, tmp_path) == f"No runs in {tmp_path}.\n"
     assert folders(tmp_path) == []
+
+
+def test_a_value_says_which_seeds_it_is_of(tmp_path, capsys):
+    """Where seeds ended differently, each state and each value names its seeds."""
+
+    class Stop(Watcher):
+        def epoch(self, run):
+            if run.seed == 1:
+                run.stop("enough")
+
+    config = configure(Adding(length=6, samples=40, evaluation=20), hidden_size=4, epochs=2, batch_size=20)
+    results = train(config, [0, 1], root=tmp_path, device="cpu", threads=1, watcher=Stop())
+    assert main(["runs", "--root", str(tmp_path)]) == 0
+    out = re.sub(r" +", " ", capsys.readouterr().out)
+    assert "0: done, epochs: 2" in out
+    assert "1: stopped after epoch 1 of 2" in out
+    assert f"{results[0]['selected']['by_test']['test_loss']:.5f}" in out
+    assert f"{results[1]['selected']['by_test']['test_loss']:.5f}" not in out
+    assert "seeds 0" in out
+
+
+def test_seeds_that_patience_ended_count_in_the_mean(tmp_path, capsys):
+    """However many epochs each had."""
+    task = Adding(length=6, samples=40, evaluation=20)
+    config = configure(task, hidden_size=4, epochs=60, batch_size=20, patience=1, lr=0.3)
+    results = train(config, [0, 1, 2, 3], root=tmp_path, device="cpu", threads=1)
+    assert len({result["epochs"] for result in results}) > 1
+    assert {result["status"] for result in results} == {"stopped"}
+    assert main(["runs", "--root", str(tmp_path)]) == 0
+    values = [result["selected"]["by_validation"]["test_loss"] for result in results]
+    assert f"{mean(values):.5f} ± {stdev(values):.5f}" in capsys.readouterr().out

@@ -146,6 +146,9 @@ OTHER = {
     "a function of another module": ("helpers.py", "value * base()", "value + base()"),
     "what that function calls elsewhere": ("other.py", "return 2", "return 4"),
     "a whole module": ("tools.py", "return 3", "return 4"),
+    "other things of a module": ("helpers.py", "return 1", "return 5"),
+    "other things of a module further off": ("other.py", "return 3", "return 5"),
+    "other things beside what a star brings": ("everything.py", "return 3", "return 5"),
     "a function that a star brings": ("everything.py", "return value", "return -value"),
     "a module that a method imports": ("lazy.py", "return 4", "return 5"),
     "a module that a try imports": ("a_fast_module.py", "speed = 1", "speed = 2"),
@@ -170,9 +173,6 @@ SAME = {
     "empty lines": ("my_task.py", "\n\n", "\n\n\n \n"),
     "the width of a block": ("my_task.py", "\n        return out + 1", "\n              return out + 1"),
     "the ends of lines": ("my_task.py", "\n", "\r\n"),
-    "other things of a module": ("helpers.py", "return 1", "return 5"),
-    "other things of a module further off": ("other.py", "return 3", "return 5"),
-    "other things beside what a star brings": ("everything.py", "return 3", "return 5"),
     "what is not used": ("my_task.py", 'x, unused = 5, "unused"\n', ""),
 }
 numbers = itertools.count()
@@ -188,8 +188,8 @@ def modules_as_before(monkeypatch):
         del sys.modules[name]
 
 
-@pytest.fixture
-def project(tmp_path):
+@pytest.fixture(name="project")
+def project_fixture(tmp_path):
     """Writes files into a folder of their own, and returns the folder."""
 
     def write(files):
@@ -243,7 +243,7 @@ def test_what_can_not_matter_does_not_change_the_hash(change, project):
 
 def test_the_hash_is_the_same_on_every_python(project):
     """The versions of Python that run the tests compare themselves with this number."""
-    assert hash_of(project(PROJECT)) == "4ec563696cab88beda1d1d5db049b3a4db29676c8a7a1dd21f4f9ad1c1e7cdbb"
+    assert hash_of(project(PROJECT)) == "0aa252136949dff5aca334497e9d1786fbec17555ff939b1e567b02a95d5b15e"
 
 
 def test_the_hash_is_the_same_in_main_and_in_every_process(project):
@@ -278,18 +278,30 @@ def test_modules_of_a_package_are_followed(project):
         assert hash_of(project({**files, path: files[path].replace(old, "4")}), *place) != wanted
 
 
-def test_modules_of_others_are_not_followed(project):
-    """Neither what is installed, even below the folder of the class, nor what is in a folder beside it."""
-    task = (
-        "import installed, beside\nclass First:\n    def batch(self):\n        return installed.x, beside.x\n"
-    )
+def test_installed_modules_are_not_followed(project):
+    task = "import installed\nclass First:\n    def batch(self):\n        return installed.x\n"
     hashes = set()
     for value in "1", "2":
-        module = f"x = {value}"
-        folder = project({"my_task.py": task, "site-packages/installed.py": module})
-        beside = project({"beside.py": module})
-        hashes.add(hash_of(folder, also=[str(beside), str(folder / "site-packages")]))
+        folder = project({"my_task.py": task, "site-packages/installed.py": f"x = {value}"})
+        hashes.add(hash_of(folder, also=[str(folder / "site-packages")]))
     assert len(hashes) == 1
+
+
+def test_a_module_of_the_users_in_another_folder_counts(project):
+    files = {
+        "tasks/my_task.py": (
+            "from lib.helpers import scale\nclass First:\n    def batch(self):\n        return scale(1)\n"
+        ),
+        "lib/helpers.py": "from . import deeper\ndef scale(x):\n    return x * deeper.factor\n",
+        "lib/deeper.py": "factor = 1\n",
+    }
+    wanted = hash_of(project(files), module="tasks.my_task")
+    assert hash_of(project(files), module="tasks.my_task") == wanted
+    for name, old, new in (("lib/helpers.py", "x * deeper", "x + deeper"), ("lib/deeper.py", "1", "2")):
+        other = project({**files, name: files[name].replace(old, new)})
+        assert hash_of(other, module="tasks.my_task") != wanted
+        # The folder of the task need not be a package that contains the other.
+        assert hash_of(other / "tasks", also=[str(other)]) != wanted
 
 
 def test_a_base_of_the_users_in_another_folder_counts(project):

@@ -1,5 +1,6 @@
 """Other data, and classes of the user's that have changed: a run does not go on with them."""
 
+import contextlib
 import importlib.util
 import json
 import sys
@@ -12,8 +13,9 @@ from run_folders import StopAt, contents, edit, epochs_of, make
 from momentumrnn.experiments import RunError, Task, configure, train
 from momentumrnn.experiments.config import identity
 from momentumrnn.experiments.runs.gather import gather
+from momentumrnn.experiments.runs.neighbours import check_data
 from momentumrnn.experiments.runs.read import read
-from momentumrnn.experiments.runs.store import Folder, read_json
+from momentumrnn.experiments.runs.store import Folder, read_json, same_data
 from momentumrnn.experiments.tasks import Data
 from momentumrnn.experiments.tasks.base import sha256
 
@@ -67,7 +69,7 @@ def test_a_run_goes_on_with_the_data_that_it_was_begun_with(tmp_path, hashed):
     fit(config, root, data=tmp_path)
     folder = Folder(root, config, 0).path
     name = "numbers.json" if hashed else "tensors"
-    assert read_json(folder / "config.json")["data"].keys() == {name}
+    assert read_json(folder / "config.json")["data"].keys() == {name, "tensors"}
     fit(longer, root, data=tmp_path)
     assert len(epochs_of(folder)) == 2
     before = files(folder)
@@ -95,6 +97,26 @@ def test_a_run_that_was_stopped_is_refused_other_data(tmp_path):
     file.write_text(json.dumps([i / 20 for i in range(20)]))
     with pytest.raises(RunError, match="other data"):
         fit(config, tmp_path, data=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "same"),
+    [
+        ({"a": "1"}, {"a": "1"}, True),
+        ({"a": "1"}, {"a": "2"}, False),
+        ({"a": "1"}, {"b": "1"}, False),
+        ({"a": "1"}, {"a": "1", "tensors": "3"}, True),
+        ({"a": "1", "tensors": "3"}, {"a": "1", "tensors": "4"}, False),
+        ({"a": "1", "b": "2"}, {"a": "1", "tensors": "3"}, False),
+        ({}, {"a": "1"}, True),
+        ({}, {}, True),
+    ],
+)
+def test_data_are_the_same_as_far_as_both_hashes_say(tmp_path, before, now, same):
+    """A later version hashes the tensors beside what a user's task hashes; and no hash says nothing."""
+    assert same_data(before, now) is same_data(now, before) is same
+    with contextlib.nullcontext() if same else pytest.raises(RunError, match="other data"):
+        check_data(tmp_path, before, now)
 
 
 SOURCE = '''

@@ -221,10 +221,39 @@ def test_after_an_error_of_the_watcher_training_goes_on_to_the_same_bits(method,
     diary = Diary()
     results = fit(CONFIG, tmp_path, [0, 1], threads=threads, watcher=diary)
     assert [result["status"] for result in results] == ["done", "done"]
+    # Both seeds have raised at their end, and had their results.
     assert (diary.begun == []) == (method == "end")
     if threads == 1:
         for seed in (0, 1):
             assert bits(path(tmp_path, CONFIG, seed)) == bits(path(whole, CONFIG, seed))
+
+
+def test_who_is_told_of_an_end_was_told_of_a_beginning(tmp_path):
+    """Where one seed raised at its end, only the result of the other is left to write."""
+
+    class Orderly(Diary):
+        def begin(self, config, runs, device):
+            super().begin(config, runs, device)
+            self.open = {run.seed for run in runs if not run.done}
+
+        def end(self, run, result):
+            self.open.remove(run.seed)
+            super().end(run, result)
+
+    with pytest.raises(KeyError, match="end of the watcher"):
+        fit(CONFIG, tmp_path, [0, 1], watcher=Broken("end"))
+    for left in ([1], []):
+        diary = Orderly()
+        fit(CONFIG, tmp_path, [0, 1], watcher=diary)
+        assert [seed for seed, _ in diary.ended] == left
+        assert len(diary.begun) == len(left)
+        assert diary.seen == []
+        assert not left or diary.open == set()
+    # The result alone is gone.
+    (path(tmp_path, CONFIG, 0) / "result.json").unlink()
+    diary = Orderly()
+    fit(CONFIG, tmp_path, [0, 1], watcher=diary)
+    assert ([seed for seed, _ in diary.ended], diary.open) == ([0], set())
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -261,10 +290,13 @@ def test_an_error_in_a_note_loses_nothing(whole, tmp_path):
 
 
 def test_the_watchers_error_is_the_one_to_show(tmp_path, monkeypatch):
-    """Even where nothing can be saved."""
+    """Even where nothing can be saved any more."""
+    save = loop.Run.save
 
     def full(run):
-        raise RunError("no space is left")
+        if run.step:
+            raise RunError("no space is left")
+        save(run)
 
     monkeypatch.setattr(loop.Run, "save", full)
     with pytest.raises(KeyError, match="epoch of the watcher"):

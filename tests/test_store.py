@@ -318,6 +318,7 @@ def test_what_a_config_says(folder):
     folder.begin(DATA, "a name")
     record = {
         "schema": SCHEMA,
+        "begun_with_schema": SCHEMA,
         "name": "a name",
         "config": CONFIG.to_json(),
         "seed": 7,
@@ -344,7 +345,23 @@ def test_the_config_of_an_older_version_is_rewritten(folder):
     folder.begin(DATA)
     assert folder.read("config.json")["schema"] == SCHEMA
     assert folder.read("config.json")["data"] == DATA
+    assert folder.read("config.json")["begun_with_schema"] == 1
+    more = Folder(folder.path.parent, replace(CONFIG, epochs=9), 7)
+    more.begin(DATA)
+    assert folder.read("config.json")["config"]["epochs"] == 9
+    assert folder.read("config.json")["begun_with_schema"] == 1
     assert b"checksum" in (folder.path / "config.json").read_bytes()
+
+
+def test_which_version_began_a_run_of_which_no_config_is_left(folder):
+    """Nobody knows, so it may have been the first one; a file without content says nothing."""
+    for name in ("metrics.jsonl", "result.json", "resume.pt"):
+        for content, begun in ((b"", SCHEMA), (b"{}", 1)):
+            (folder.path / name).write_bytes(content)
+            folder.begin(DATA)
+            assert folder.read("config.json")["begun_with_schema"] == begun, name
+            (folder.path / "config.json").unlink()
+        (folder.path / name).unlink()
 
 
 MINE = {"schema": SCHEMA, "config": CONFIG.to_json(), "seed": 7}
@@ -356,6 +373,7 @@ CONFIGS = {
     "sources that are text": MINE | {"sources": "none"},
     "no schema": MINE | {"schema": 0},
     "a schema that is text": MINE | {"schema": "2"},
+    **{f"begun with {begun!r}": MINE | {"begun_with_schema": begun} for begun in (0, True, "1", SCHEMA + 1)},
     "a newer schema": MINE | {"schema": SCHEMA + 1},
 }
 

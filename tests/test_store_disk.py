@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -11,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from run_folders import FILES, bits
+from run_folders import FILES, bits, contents
 from test_store import CONFIG, ERRORS, assert_named
 
 from momentumrnn.experiments import train
-from momentumrnn.experiments.runs.store import Folder, RunError, running
+from momentumrnn.experiments.runs.store import Folder, LockedError, RunError, running
 
 ROOT = Path(__file__).parent.parent
 
@@ -86,7 +87,7 @@ def test_a_look_at_a_run_is_in_nobodys_way(tmp_path):
     """However often somebody asks whether it is running, it can be begun."""
     folder, over = Folder(tmp_path, CONFIG, 7), threading.Event()
     with folder.locked():
-        pass
+        folder.begin({})
 
     def look():
         while not over.is_set():
@@ -103,11 +104,73 @@ def test_a_look_at_a_run_is_in_nobodys_way(tmp_path):
         asking.result()
 
 
+@pytest.mark.skipif(os.name == "nt", reason="locks are not shared there")
+def test_who_looks_at_a_run_does_not_train_it(tmp_path):
+    """Two may look at once."""
+    fcntl = pytest.importorskip("fcntl")
+    folder = Folder(tmp_path, CONFIG, 7)
+    with folder.locked():
+        folder.begin({})
+        assert running(folder.path)
+    with open(folder.path / "lock", "r+b") as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        assert not running(folder.path)
+        with pytest.raises(RunError, match="another process"), folder.locked():
+            pass
+
+
 def test_the_lock_goes_with_an_error(tmp_path):
     folder = Folder(tmp_path, CONFIG, 7)
     with contextlib.suppress(KeyError), folder.locked():
+        folder.begin({})
         raise KeyError
     assert not running(folder.path)
+    with folder.locked():
+        assert running(folder.path)
+
+
+posix = pytest.mark.skipif(os.name == "nt", reason="a file that is open can't be removed there")
+
+
+@posix
+def test_a_refused_command_leaves_no_folder(tmp_path):
+    """Nothing but an empty one is ever taken away."""
+    train(CONFIG, [1], root=tmp_path, device="cpu")
+    (Folder(tmp_path, CONFIG, 1).path / "resume.pt").write_bytes(b"damaged")
+    before = contents(tmp_path)
+    with pytest.raises(RunError, match=r"resume\.pt"):
+        train(replace(CONFIG, epochs=9), [0, 1, 2], root=tmp_path, device="cpu")
+    assert contents(tmp_path) == before
+    assert [path.name for path in tmp_path.iterdir()] == [f"{CONFIG.id}-s1"]
+    for name in ("notes.txt", ".resume.pt.partial", "deep/notes.txt"):
+        folder = Folder(tmp_path / "other", CONFIG, 0)
+        (folder.path / name).parent.mkdir(parents=True)
+        (folder.path / name).write_text("mine")
+        with pytest.raises(KeyError), folder.locked():
+            raise KeyError
+        assert (folder.path / name).read_text() == "mine"
+        shutil.rmtree(folder.path)
+
+
+@posix
+def test_a_folder_that_is_taken_away_is_still_of_one_at_a_time(tmp_path):
+    """Whoever waits for its lock makes it again."""
+    folder, inside, times = Folder(tmp_path, CONFIG, 0), [], []
+
+    def take(name):
+        for _ in range(100):
+            with contextlib.suppress(LockedError), folder.locked():
+                inside.append(name)
+                assert running(folder.path)
+                assert inside == [name]
+                times.append(name)
+                inside.remove(name)
+
+    with ThreadPoolExecutor(4) as pool:
+        for job in [pool.submit(take, name) for name in range(4)]:
+            job.result()
+    assert len(times) >= 100
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("below", ["", "deep/er"])

@@ -1,15 +1,16 @@
 """The tables of runs: each stands under its own name, with its state; what can't be verified is counted."""
 
 import csv
+import shutil
 from dataclasses import replace
 
 import pytest
 from run_folders import OWN, PMNIST, TINY, Sign, edit, epochs_of, make, rising, write
 
 from momentumrnn.experiments import Watcher, change, train
+from momentumrnn.experiments.config import identity
 from momentumrnn.experiments.paper.recipes import recipe
 from momentumrnn.experiments.runs.gather import gather, outcome
-from momentumrnn.experiments.runs.read import RunRecord
 from momentumrnn.experiments.settings import variant_name
 from momentumrnn.report import figures, report, tables
 from momentumrnn.report.content import content
@@ -81,15 +82,40 @@ def test_another_run_never_has_the_name_of_a_recipe(tmp_path):
     assert RECIPE not in as_markdown(others) + as_csv(others)
 
 
-@pytest.mark.parametrize("variant", ["", "/as-released/same-gain"])
-def test_a_recipe_has_its_name(variant):
-    """The name is that of a recipe with the same id, whatever spaces are in it."""
-    name = f"table11/MomentumLSTM/PMNIST/128{variant}"
-    config = recipe(name).config
-    record = RunRecord(None, "done", config=config, given=config.to_json(), name=f" {name}\n")
-    assert tables.own_name(record) == name
-    other = replace(record, given={**record.given, "lr": 0.5})
-    assert tables.own_name(other) == ""
+@pytest.mark.parametrize("name", ["", "a try"])
+def test_runs_that_look_alike_have_their_ids(tmp_path, name):
+    """They differ in what no column has."""
+    configs = [
+        replace(TINY, epochs=1),
+        replace(TINY, epochs=1, lr=0.0),
+        replace(TINY, epochs=1, batch_size=5),
+    ]
+    for config in configs:
+        run(config, tmp_path, name)
+    runs = gather([tmp_path])
+    for table in (tables.others(runs, set()), tables.folders(runs)):
+        titles = {f"{name} ({config.id})" if name else config.id for config in configs}
+        assert set(column(table)) == titles
+        assert table.columns[0] == "run"
+    # Those that the table leaves out are none of them.
+    alone = tables.others(runs, {config.id for config in configs[1:]})
+    assert alone.columns[0] == ("run" if name else "task")
+
+
+def test_classes_that_differ_in_their_source_have_their_ids(tmp_path):
+    config = replace(OWN, epochs=1)
+    run(config, tmp_path / "now")
+    shutil.copytree(tmp_path / "now", tmp_path / "before")
+    (folder,) = (tmp_path / "before").iterdir()
+    sources = {"Sign": "0" * 64}
+    edit("config.json", sources=sources)(folder)
+    edit("result.json", id=identity(config.to_json(), sources))(folder)
+    folder.rename(folder.with_name("older"))
+    runs = gather([tmp_path])
+    assert [record.state for record in runs.folders] == ["done", "done"]
+    table = tables.others(runs, set())
+    assert len({row.cells[1:] for row in table.rows}) == 1
+    assert len(set(column(table))) == len(table.rows) == 2
 
 
 def test_runs_without_names_have_no_column_for_them(tmp_path, small):
@@ -177,8 +203,8 @@ def test_a_run_without_a_checkpoint_yet_is_no_older_one(tmp_path):
     """As after a kill in its first minute."""
     run(replace(TINY, epochs=1), tmp_path)
     (folder,) = tmp_path.iterdir()
-    (folder / "result.json").unlink()
-    (folder / "resume.pt").unlink()
+    for name in ("result.json", "resume.pt", "metrics.jsonl", "model.safetensors"):
+        (folder / name).unlink()
     runs = gather([tmp_path])
     assert runs.folders[0].state == "short"
     assert tables.folders(runs).note == ""

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from training_runs import CONFIG, ROOT, fit
 
-from momentumrnn.experiments import Task, configure
+from momentumrnn.experiments import Adding, Task, configure
 from momentumrnn.experiments.models import build
 from momentumrnn.experiments.runs.store import RunError
 from momentumrnn.experiments.tasks import Data, generator
@@ -241,6 +241,53 @@ def test_the_task_of_the_examples_passes(tmp_path):
         assert train(module.First(length=5), tmp_path / "runs", batch_size=500)[0]["status"] == "done"
     finally:
         del sys.modules[file.stem]
+
+
+SAME_BYTES = {
+    "as they are": (torch.arange(8, dtype=torch.int32),),
+    "another dtype": (torch.arange(8, dtype=torch.int32).view(torch.float32),),
+    "another shape": (torch.arange(8, dtype=torch.int32).reshape(2, 4),),
+    "split": torch.arange(8, dtype=torch.int32).split(4),
+    "split elsewhere": torch.arange(8, dtype=torch.int32).split([3, 5]),
+    "one that is empty": (torch.arange(8, dtype=torch.int32), torch.empty(0)),
+    "one that is empty, of another dtype": (torch.arange(8, dtype=torch.int32), torch.empty(0).bool()),
+    "another number": (torch.arange(8, dtype=torch.int32).clone().index_fill_(0, torch.tensor([7]), 9),),
+    "nothing": (),
+}
+
+
+def hashes(tmp_path, tensors, own):
+    """What a run of a user's task writes down of its data. own: the hashes that the task gives."""
+
+    def batch(self, tensors, constants, rows):
+        return Signs.batch(self, (DATA,), constants, rows)
+
+    return train(changed(load=lambda self, folder: Data(tensors, own), batch=batch), tmp_path)[0]["data"]
+
+
+def test_data_that_differ_have_another_hash(tmp_path):
+    """In values, dtype, shape or number, though the bytes may be the same."""
+    digests = {}
+    for name, tensors in SAME_BYTES.items():
+        data = hashes(tmp_path / name, tensors, {})
+        assert list(data) == ["tensors"]
+        digests[name] = data["tensors"]
+    assert len(set(digests.values())) == len(SAME_BYTES)
+    transposed = torch.arange(8, dtype=torch.int32).reshape(4, 2).T.contiguous().T
+    assert hashes(tmp_path / "a", (transposed,), {}) == hashes(tmp_path / "b", (transposed.contiguous(),), {})
+
+
+def test_the_hashes_of_a_user_stay(tmp_path):
+    """And what is trained on is hashed beside them, whatever they are called."""
+    tensors, own = SAME_BYTES["as they are"], {"a file": "c0ffee", "tensors": "c0ffee"}
+    ours = hashes(tmp_path / "alone", tensors, {})["tensors"]
+    assert hashes(tmp_path / "beside", tensors, {"a file": "c0ffee"}) == {"a file": "c0ffee", "tensors": ours}
+    assert hashes(tmp_path / "same name", tensors, own) == {**own, "loaded tensors": ours}
+
+
+def test_the_hashes_of_our_tasks_are_their_own(tmp_path):
+    task = Adding(length=4, samples=10, evaluation=5)
+    assert train(task, tmp_path)[0]["data"] == task.load(None).hashes
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])

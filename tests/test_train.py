@@ -69,6 +69,7 @@ def test_what_is_written(tmp_path, monkeypatch):
     }
     assert read_json(folder / "config.json") == {
         "schema": SCHEMA,
+        "begun_with_schema": SCHEMA,
         "name": "a name",
         "config": CONFIG.to_json(),
         "seed": 4,

@@ -96,7 +96,7 @@ class Lines(Watcher):
             "device": device,
             "threads": f"{threads} for each seed" if device == "cpu" else threads,
         }
-        lines = [*effective(self.config), *(f"--{name} {value}" for name, value in options.items())]
+        lines = [*effective(self.config), *(f"{name}: {value}" for name, value in options.items())]
         return [f"  {line}" for line in lines]
 
     def _say_epoch(self) -> None:

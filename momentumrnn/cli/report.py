@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..experiments.runs.gather import gather
 from ..experiments.runs.store import RunError
 from ..report import BENCH, ReportError, report
 from .options import refuse
@@ -24,6 +25,9 @@ def run(options: Any, args: Sequence[str]) -> int:
     except (ReportError, RunError) as error:
         return refuse(f"report: {error}", 1)
     show_page(page, options.open)
+    damaged = sum(record.state == "damaged" for record in gather(options.root, own).folders)
+    if damaged:
+        print(f"{damaged} damaged folders were not counted; momentumrnn runs names them")
     return 0
 
 

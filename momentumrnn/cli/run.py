@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import mean, stdev
 from typing import Any
 
@@ -12,13 +13,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..experiments import Config, configure
-from ..experiments.config import SAME_RUN, read
+from ..experiments.config import read
 from ..experiments.data import DataError, folder
 from ..experiments.engine.signals import Interrupted
 from ..experiments.engine.train import train
 from ..experiments.paper.recipes import Recipe, recipe
 from ..experiments.runs.store import RunError
-from ..experiments.settings import change, differences, variant_name
+from ..experiments.settings import change, differences, variant_name, with_floats, without_idle_settings
 from .display import describe, display, early_end
 from .options import (
     check_task,
@@ -44,22 +45,21 @@ class Request:
     config: Config
     recipe: Recipe | None
 
-    @property
+    @cached_property
     def name(self) -> str:
         """What the run is called: a recipe, perhaps with other settings; "" without a recipe."""
         if self.recipe is None:
             return ""
-        # A run with more epochs is the same run, so its name does not have them.
-        same_run = {name: getattr(self.config, name) for name in SAME_RUN}
-        return variant_name(self.recipe.name, self.config, replace(self.recipe.config, **same_run))
+        return variant_name(self.recipe.name, self.config, self.recipe.config)
 
     @property
     def same_run_differences(self) -> list[str]:
-        """The settings that differ from the recipe, and that the name does not have."""
+        """The settings that differ from the recipe, make no other run, and so are not in the name."""
         if self.recipe is None:
             return []
-        different = differences(self.config, self.recipe.config)
-        return [setting for setting in different if setting.partition("=")[0] in SAME_RUN]
+        base = self.recipe.config
+        named = differences(without_idle_settings(self.config, base), base)
+        return [setting for setting in differences(self.config, base) if setting not in named]
 
 
 def run(options: Any, args: Sequence[str]) -> int:
@@ -124,9 +124,9 @@ def read_request(options: Any) -> Request:
 
 
 def _read(name: str, value: Any, own: Sequence[type]) -> Any:
-    """The value of a field, from that of its option."""
+    """The value of a field, from that of its option. Its numbers are as `--set` has them."""
     try:
-        return read(name, value, own)
+        return with_floats(read(name, value, own))
     except ValueError as error:
         unknown = str(error).startswith(f"{name}: expected one of ") and not str(error).endswith("?")
         hint = "; a class of your own is made known by --import" if unknown and not own else ""

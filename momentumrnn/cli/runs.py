@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..experiments.config import in_words
+from ..experiments.paper.recipes import own_name
 from ..experiments.runs.gather import gather
 from ..experiments.runs.read import COUNTED, RunRecord, read
 from .options import command_line, refuse, seed_ranges
@@ -75,18 +76,34 @@ def _table(records: Sequence[RunRecord], width: int) -> Table:
         table.add_column(title, overflow="fold", justify="left" if title in titles[:3] else "right")
     for run_id, seeds in by_id.items():
         values = seeds[0].given
-        names = sorted({record.name for record in seeds if record.name})
-        # A mean is of seeds that were trained alike, those that were trained longest.
-        most = max(_epochs(record) for record in seeds)
-        alike = [record for record in seeds if _epochs(record) == most and record.state != "frozen"]
+        names = sorted({own_name(record.name, record.id) for record in seeds} - {""})
+        alike = _trained_alike(seeds)
         table.add_row(
             escape("\n".join([run_id, *names, str(values["task"]), in_words(values)])),
             seed_ranges([record.seed for record in seeds]),
-            escape("\n".join(sorted({_state(record) for record in seeds}))),
-            *(_mean(alike, rule) for rule in ("by_validation", "by_test")),
+            escape("\n".join(_states(seeds))),
+            *(_mean(alike, rule, len(seeds)) for rule in ("by_validation", "by_test")),
             *["\n".join(sorted({record.origin("device") or "-" for record in seeds}))] * wide,
         )
     return table
+
+
+def _trained_alike(seeds: Sequence[RunRecord]) -> list[RunRecord]:
+    """The seeds of which a mean is shown: those that were trained longest, and those that patience ended."""
+    early = [record for record in seeds if record.stopped_by_patience]
+    others = [record for record in seeds if record not in early and record.state != "frozen"]
+    most = max((_epochs(record) for record in others), default=0)
+    return early + [record for record in others if _epochs(record) == most > 0]
+
+
+def _states(seeds: Sequence[RunRecord]) -> list[str]:
+    """The state of all seeds or, if they differ, each state with its seeds."""
+    by_state: dict[str, list[int]] = {}
+    for record in seeds:
+        by_state.setdefault(_state(record), []).append(record.seed)
+    if len(by_state) == 1:
+        return list(by_state)
+    return [f"{seed_ranges(numbers)}: {state}" for state, numbers in by_state.items()]
 
 
 def _state(record: RunRecord) -> str:
@@ -95,13 +112,15 @@ def _state(record: RunRecord) -> str:
     if record.state == "running" or (record.state == "short" and record.result is None):
         steps = [lines[-1]["step"] for lines in (record.steps, record.epochs) if lines]
         progress = f", step {max(steps)}, epochs: {epochs}" if steps else ""
-        return f"{'running' if record.state == 'running' else 'stopped'}{progress}"
+        return f"{'running' if record.state == 'running' else 'interrupted'}{progress}"
     if record.state in ("frozen", "stopped"):
         return f"{record.state} {record.reason}"
     # It may have more epochs than its result, if the process ended in between.
     short = _epochs(record) < epochs
     return (
-        f"stopped after epoch {_epochs(record)} of {epochs}" if short else f"done, epochs: {_epochs(record)}"
+        f"interrupted after epoch {_epochs(record)} of {epochs}"
+        if short
+        else f"done, epochs: {_epochs(record)}"
     )
 
 
@@ -110,8 +129,11 @@ def _epochs(record: RunRecord) -> int:
     return int(record.result["epochs"]) if record.result else 0
 
 
-def _mean(records: Sequence[RunRecord], rule: str) -> str:
-    """The mean of a value of their results and its deviation, under the name of the metric."""
+def _mean(records: Sequence[RunRecord], rule: str, seeds: int) -> str:
+    """The mean of a value of their results and its deviation, under the name of the metric.
+
+    seeds: how many there are. Where only some have a value, it says which.
+    """
     lines = [(record.result or {"selected": {}})["selected"].get(rule) for record in records]
     metric = (records[0].result or {}).get("metric", records[0].metric) if records else ""
     values = [line[f"test_{metric}"] for line in lines if line and line.get(f"test_{metric}") is not None]
@@ -120,7 +142,8 @@ def _mean(records: Sequence[RunRecord], rule: str) -> str:
     scale, form, unit = (100, ".2f", " %") if metric == "accuracy" else (1, ".5f", "")
     values = [scale * value for value in values]
     spread = f" ± {stdev(values):{form}}" if len(values) > 1 else ""
-    return f"{metric}\n{mean(values):{form}}{spread}{unit}"
+    some = f"\nseeds {seed_ranges([record.seed for record in records])}" if len(records) < seeds else ""
+    return f"{metric}\n{mean(values):{form}}{spread}{unit}{some}"
 
 
 def _say(console: Console, text: str) -> None:

@@ -18,7 +18,7 @@ from ..cells import Cell
 from ..init import Init
 from ..momentum import Momentum
 from ..repr_parser import nearest, parse, spell
-from .sources.hashes import source_hashes
+from .sources.hashes import is_own, source_hashes
 from .tasks import TASKS, Task
 
 SCHEMA = 2
@@ -85,6 +85,8 @@ class Config:
             value = getattr(self, name)
             _check(name, value, isinstance(value, kind), f"a {_words(kind)}")
             object.__setattr__(self, name, _plain(value))
+            if value is not None and is_own(type(value)):
+                _check_spelling(name, getattr(self, name))
         # A configuration is written down in words, and its seeds share its objects.
         rates = ", ".join(momentum.tensor_fields(self.momentum))
         _check("momentum", rates, not rates, "numbers for mu and step in an experiment, not tensors")
@@ -277,6 +279,51 @@ def _plain(description: Any) -> Any:
     odd = {k: v for k, v in values.items() if isinstance(v, Real) and type(v).__module__ != "builtins"}
     plain = {k: int(v) if isinstance(v, Integral) else float(v) for k, v in odd.items()}
     return replace(description, **plain) if plain else description
+
+
+def _check_spelling(name: str, description: Any) -> None:
+    """Refuses a description of a user's own that its text, from which the id is made, does not bring back."""
+    kind = type(description)
+    _check(name, description, is_dataclass(description), f"a dataclass, so {kind.__name__} needs @dataclass")
+    own = [f.name for f in fields(description) if f.init]
+    hidden = [field_name for field_name in own if not _is_written(getattr(description, field_name))]
+    if not hidden:
+        text = spell(description)
+        # A class in a function has a name with dots, which `parse` does not read.
+        short = kind.__name__ + text.removeprefix(kind.__qualname__)
+        try:
+            again = parse(short if text.startswith(kind.__qualname__) else text, [kind])
+        except ValueError as error:
+            raise ValueError(
+                f"{name} should be a dataclass that its repr brings back: {error}. Expected is {_WRITTEN}"
+            ) from None
+        values, others = _attributes(description), _attributes(again)
+        hidden = [key for key in own if repr(values[key]) != repr(others[key])]
+        # What `__post_init__` makes of an argument that is no field.
+        both = sorted(values.keys() & others.keys() - set(own))
+        hidden += [key for key in both if _is_written(values[key]) and values[key] != others[key]]
+        hidden += ["__repr__"] * (not hidden and spell(again) != text)
+    if hidden:
+        raise ValueError(
+            f"{name} should be a dataclass that its repr brings back, and the {hidden[0]} of {kind.__name__} "
+            f"does not come back: it should be {_WRITTEN}"
+        )
+
+
+_WRITTEN = "a field that is a number, text, True, False, None or a tuple/list of these, shown by its repr"
+
+
+def _attributes(description: Any) -> dict[str, Any]:
+    """The fields of a dataclass and what else its instance has."""
+    values = {f.name: getattr(description, f.name, None) for f in fields(description)}
+    return {**getattr(description, "__dict__", {}), **values}
+
+
+def _is_written(value: object) -> bool:
+    """Whether the repr of a value says all of it, the same in every process."""
+    if type(value) in (tuple, list):
+        return all(map(_is_written, value))  # type: ignore[call-overload]
+    return value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value))
 
 
 def _words(kind: Any) -> str:

@@ -45,7 +45,7 @@ def epoch_seconds(config: Config, seeds: int, device: torch.device, threads: int
     if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
         raise ValueError(f"seeds should be an integer of at least 1, got {seeds!r}")
     threads_before = torch.get_num_threads()
-    cores = available_cores() if threads is None else check_threads(threads)
+    cores = min(available_cores(), threads_before) if threads is None else check_threads(threads)
     task, data = config.task, _data(config.task)
     held_out = [rows for part in _PARTS if (rows := task.held_out(data, part)) is not None]
     sizes = Sizes(len(task.rows(data, 0, 0)[0]), sum(len(rows[0]) for rows in held_out))

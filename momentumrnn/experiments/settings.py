@@ -7,6 +7,7 @@ in Python, or a bare word, which is a string. A description is as it is spelt, s
 import ast
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass, replace
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -71,14 +72,50 @@ def differences(config: Config, base: Config) -> list[str]:
 
 
 def variant_name(name: str, config: Config, base: Config) -> str:
-    """What to call a Config beside base, which has this name.
+    """What to call a Config beside base, which has this name: the same if and only if it is the same run.
+
+    Settings that make no other run, such as the epochs, are not in the name.
 
     >>> from momentumrnn.experiments import Adding, configure
-    >>> variant_name("Adding", configure(Adding(length=50), lr=0.01), configure(Adding()))
+    >>> variant_name("Adding", configure(Adding(length=50), lr=0.01, epochs=2), configure(Adding()))
     'Adding with task.length=50, lr=0.01'
     """
-    changed = ", ".join(differences(config, base))
-    return f"{name} with {changed}" if changed else name
+    if config.id == base.id:
+        return name
+    config = without_idle_settings(config, base)
+    return f"{name} with {', '.join(differences(config, base) + _spelt_differently(config, base))}"
+
+
+def without_idle_settings(config: Config, base: Config) -> Config:
+    """The Config with the values of base wherever they give the same run.
+
+    >>> from momentumrnn.experiments import Adding, configure
+    >>> config = configure(Adding(), optimizer="adam", alpha=0.5, lr=0.5, epochs=2)
+    >>> differences(without_idle_settings(config, configure(Adding())), configure(Adding()))
+    ['lr=0.5']
+    """
+    for name in _field_names(config):
+        if getattr(config, name) != getattr(base, name):
+            # Alone, a value of base may not be valid.
+            with suppress(TypeError, ValueError):
+                changed = replace(config, **{name: getattr(base, name)})
+                config = changed if changed.id == config.id else config
+    return config
+
+
+def with_floats(value: Any) -> Any:
+    """A description whose numbers are floats where its fields mean floats; of -0.0 it makes 0.0.
+
+    So equal numbers that a user types give one id. Other values than descriptions and floats stay.
+
+    >>> from momentumrnn import HeavyBall
+    >>> with_floats(HeavyBall(mu=0, step=2))
+    HeavyBall(mu=0.0, step=2.0)
+    """
+    if type(value) is float:
+        return _positive_zero(value)
+    numbers = {name: _number(value, name, getattr(value, name)) for name in _field_names(value)}
+    return replace(value, **numbers) if numbers else value
 
 
 def effective(config: Config) -> list[str]:
@@ -177,6 +214,7 @@ def _literal(text: str) -> Any:
 
 def _convert(owner: Any, name: str, value: Any, path: str, setting: _Setting) -> Any:
     """The value for a field, a float where one is meant; refused if the annotation is of another type."""
+    value = _number(owner, name, value)
     default = type(owner).__dataclass_fields__[name].default
     # A default may be None where the annotation leaves that out.
     if type(value) is type(default) and value == default:
@@ -184,9 +222,29 @@ def _convert(owner: Any, name: str, value: Any, path: str, setting: _Setting) ->
     annotation = _annotation(owner, name)
     if value is not ... and _fits(value, annotation):
         return value
+    # An integer may be too large for a float that equals it.
     if type(value) is int and _fits(0.0, annotation):
-        return _exact_float(value)
+        return value
     raise _refusal(f"{_type_words(annotation)} for {path}", setting)
+
+
+def _number(owner: Any, name: str, value: Any) -> Any:
+    """The value for a field: a number is a float where one is meant; whatever is no number stays."""
+    if type(value) not in (int, float):
+        return value
+    default = type(owner).__dataclass_fields__[name].default
+    # A user's class may have an integer as the default of a float, and the default has its own id.
+    if type(value) is type(default) and value == default:
+        return default
+    if type(value) is float:
+        return _positive_zero(value)
+    annotation = _annotation(owner, name)
+    return _exact_float(value) if _fits(0.0, annotation) and not _fits(value, annotation) else value
+
+
+def _positive_zero(value: float) -> float:
+    """The same number, without the sign of a zero."""
+    return value or 0.0
 
 
 def _exact_float(value: int) -> float:
@@ -265,3 +323,15 @@ def _field_differences(description: Any, base: Any, prefix: str) -> list[str]:
         else:
             changed.append(f"{prefix}{name}={value!r}")
     return changed
+
+
+def _spelt_differently(config: Config, base: Config) -> list[str]:
+    """The settings with equal values that have another text or class, and so another id."""
+    texts, texts_of_base = config.to_json(), base.to_json()
+    settings: list[str] = []
+    for name in _field_names(config):
+        value, other = getattr(config, name), getattr(base, name)
+        same = type(value) is type(other) and repr(texts[name]) == repr(texts_of_base[name])
+        if value == other and not same:
+            settings.append(f"{name}={value!r}")
+    return settings

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from ..experiments.config import in_words
-from ..experiments.paper.recipes import recipe
+from ..experiments.paper.recipes import own_name
 from ..experiments.runs.gather import Runs, outcome
 from ..experiments.runs.read import COUNTED, RunRecord, plain
 from .table import Row, Table
@@ -18,7 +18,7 @@ def folders(runs: Runs) -> Table:
     for record in runs.folders:
         counts = record.state in COUNTED
         run = record.id if counts else plain(record.path.name)
-        name = own_name(record) if counts else ""
+        name = own_name(record.name, record.id) if counts else ""
         state = f"{record.state}: {record.reason}"
         if record.state == "done" and not record.reason:
             state = record.state
@@ -43,13 +43,15 @@ def folders(runs: Runs) -> Table:
 def others(runs: Runs, ids_with_a_table: Set[str]) -> Table:
     """The runs that belong to no table of the paper and not to the demo.
 
-    The first column has their names, if any of them has one.
+    The first column has their names and ids, if any of them has a name, or if two look alike without.
     """
     columns: tuple[str, ...] = ("task", "network", "epochs", "best on test (seeds)", "selected by validation")
     records = {id: seeds for id, seeds in runs.by_id.items() if id not in ids_with_a_table}
     names = {id: _own_names(seeds) for id, seeds in records.items()}
     rows = [_other(id, names[id], seeds) for id, seeds in records.items()]
-    if any(names.values()):
+    # They may differ in what no column has, such as lr, or the source of a user's class.
+    alike = len({row.cells[:2] for row in rows}) < len(rows)
+    if alike or any(names.values()):
         columns = ("run", *columns)
         titles = [_title(id, names[id]) for id in records]
         rows = [Row((title, *row.cells), row.data) for title, row in zip(titles, rows, strict=True)]
@@ -79,24 +81,10 @@ def _other(id: str, name: str, seeds: Mapping[int, RunRecord]) -> Row:
     return Row(cells, data)
 
 
-def own_name(record: RunRecord) -> str:
-    """What a run is called beside its id; "" if nothing, or if the name is that of a recipe with another run.
-
-    A run with other settings than a recipe never has the recipe's own name.
-    """
-    name = " ".join(record.name.split())
-    if not name:
-        return ""
-    try:
-        id_of_recipe = recipe(name).config.id
-    except ValueError:
-        return name
-    return name if id_of_recipe == record.id else ""
-
-
 def _own_names(seeds: Mapping[int, RunRecord]) -> str:
     """All names of the seeds of a run; most have one or none."""
-    return "; ".join(dict.fromkeys(filter(None, map(own_name, seeds.values()))))
+    names = (own_name(record.name, record.id) for record in seeds.values())
+    return "; ".join(dict.fromkeys(filter(None, names)))
 
 
 def _title(id: str, name: str) -> str:

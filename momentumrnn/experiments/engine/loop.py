@@ -19,7 +19,7 @@ from ..runs.read import selected
 from ..tasks import Data, Part, Rows
 from .devices import peak_memory
 from .replicas import Replicas
-from .results import write_results
+from .results import lacks_files, write_results
 from .run import Run, finite, mean
 from .signals import Interrupted, Stop
 from .tensorboard import Traces
@@ -55,8 +55,9 @@ class Trainer:
 
     def train(self, runs: Sequence[Run]) -> None:
         """Train what is left to train, and write the results."""
-        todo = [run for run in runs if not run.over]
-        if todo:
+        unfinished = [run for run in runs if not run.over or lacks_files(run)]
+        todo = [run for run in unfinished if not run.over]
+        if unfinished:
             self.watcher.begin(self.config, runs, str(self.device))
         session = provenance(self.command, self.device.type)
         for run in todo:
@@ -72,13 +73,15 @@ class Trainer:
         finally:
             self.pool.shutdown()
             torch.set_num_threads(threads_before)
-        write_results([run for run in runs if run.over], self.watcher)
+        write_results(unfinished, self.watcher)
 
     def _advance(self, group: list[Run], until: int) -> None:
         """Train runs that are equally far up to that step."""
         # A GPU takes all at once; the cores of a CPU one each.
         sets = [group] if self.device.type == "cuda" else [[run] for run in group]
         live = [(self._replicas(runs), runs) for runs in sets]
+        if any(run.state is None for run in group):
+            self._save(live, group)  # where there are metrics, there is a checkpoint
         step, per_epoch, epoch = group[0].step, group[0].steps_per_epoch, -1
         with ThreadPoolExecutor(1) as ahead:
             next_rows = ahead.submit(self._draw, group, step // per_epoch)
@@ -211,6 +214,7 @@ class Trainer:
                     replicas.step((step + taken[i]) % len(replicas.losses))
                     if rebase_every and (step + taken[i] + 1) % rebase_every == 0:
                         replicas.rebase()
+                    replicas.torn = False  # not before: the re-basing belongs to the step
                 except Exception as error:
                     errors.append(error)
                     return

@@ -32,7 +32,8 @@ class Replicas:
 
     losses, norms, fine: (n, R), of the steps of this epoch; a step is fine if loss, gradient and where it
     leads are finite. alive: (R,), false from the first on that was not: like all after it, it left that
-    replica as it was. torn: whether an error left some of a step undone.
+    replica as it was. torn: whether some of a step may be undone; whoever takes steps
+    says when one is whole.
     """
 
     def __init__(
@@ -144,8 +145,8 @@ class Replicas:
         if self.reason:
             self._step(size)
         else:
+            self.torn = True
             self.graphs[size].replay()
-        self.torn = False
 
     def _step(self, size: int) -> None:
         config = self.config
@@ -179,11 +180,9 @@ class Replicas:
 
     def rebase(self) -> None:
         """Move the bases of orthogonal matrices to where these are now, unless they are frozen."""
-        self.torn = True
         for model, alive in zip(self.models, self.alive.tolist(), strict=True):
             if alive:
                 rebase_(model)
-        self.torn = False
 
     def _gradients(self, rows: Rows) -> Tensor:
         """The loss of each replica, (R,); the gradients are in theta.grad."""

@@ -1,29 +1,78 @@
 """What is left of a run that is over: its result and its weights."""
 
+import hashlib
 import json
 from collections.abc import Sequence
 from typing import Any
 
 from ..config import SCHEMA
+from ..models import WEIGHTS, WeightsError, read_weights
 from ..runs.checksums import seal_weights
 from ..runs.read import selected
+from ..runs.store import HINT, RunError
 from .run import Run
 from .watcher import Watcher
 
 
+def lacks_files(run: Run) -> bool:
+    """Whether result or weights of a run that is over are to be written; refuses weights beyond repair."""
+    if not run.done:
+        return True
+    fault = _fault_of_weights(run)
+    if not fault:
+        return False
+    path, result = run.folder.path / WEIGHTS, run.folder.read("result.json")
+    if run.state is None:
+        if not path.exists():
+            return False  # as it is published: the numbers need no weights
+        raise RunError(
+            f"{path} {fault}; without resume.pt it can't be written again: put back a copy, or {HINT}"
+        )
+    if run.step != result["steps"]:
+        epochs = -(-run.step // run.steps_per_epoch)
+        raise RunError(
+            f"{path} {fault}; it can't be written again, since result.json is of step {result['steps']} and "
+            f"resume.pt of step {run.step}: take --epochs {epochs}, which writes both anew, or {HINT}"
+        )
+    return True
+
+
 def write_results(runs: Sequence[Run], watcher: Watcher) -> None:
-    """Write result and weights of each run, unless they are there."""
+    """Write what these runs, which are over, lack: weights that are gone, or result and weights."""
     for run in runs:
-        if _write(run):
+        if run.done:
+            fault = _fault_of_weights(run)
+            _repair(run)
+            watcher.note(
+                f"seed {run.seed}: {WEIGHTS} was written again from the checkpoint, since it {fault}"
+            )
+        else:
+            digest = _write_weights(run)
+            # Last: what a process leaves that is killed between the two is written again.
+            run.folder.write_json("result.json", _result(run, digest))
             watcher.end(run, run.folder.read("result.json"))
 
 
-def _write(run: Run) -> bool:
-    folder = run.folder
-    weights_there = (folder.path / "model.safetensors").exists()
-    # A checkpoint may be missing, or be further than the result that was asked for.
-    if run.done and (weights_there or run.state is None or run.step != folder.read("result.json")["steps"]):
-        return False
+def _fault_of_weights(run: Run) -> str:
+    """What is wrong with the weights of a run that is done, as the end of a sentence; "" if nothing is."""
+    try:
+        read_weights(run.folder.path, run.folder.path.name, run.folder.read("result.json"))
+    except WeightsError as error:
+        return str(error)
+    return ""
+
+
+def _repair(run: Run) -> None:
+    """Write the weights again from the checkpoint, which is of the same step as the result."""
+    digest = _write_weights(run)
+    result = run.folder.read("result.json")
+    # Their bytes may differ, since the metadata has no order. Older results have no hash of them.
+    if result.get("weights_file", digest) != digest:
+        run.folder.write_json("result.json", {**result, "weights_file": digest})
+
+
+def _write_weights(run: Run) -> str:
+    """Write the weights that validation selected; returns the SHA-256 of the file."""
     # Without validation there is no honest choice but the last.
     weights = run.best or (run.state or {})["weights"]
     best = selected(run.epochs, run.config.task.metric, "validation")
@@ -34,12 +83,12 @@ def _write(run: Run) -> bool:
         "seed": run.seed,
         "epoch": best["epoch"] if best else len(run.epochs),
     }
-    folder.write("model.safetensors", seal_weights(weights, {"run": json.dumps(note)}))
-    folder.write_json("result.json", _result(run))
-    return True
+    content = seal_weights(weights, {"run": json.dumps(note)})
+    run.folder.write(WEIGHTS, content)
+    return hashlib.sha256(content).hexdigest()
 
 
-def _result(run: Run) -> dict[str, Any]:
+def _result(run: Run, weights_hash: str) -> dict[str, Any]:
     config, metric = run.config, run.config.task.metric
     speed = run.trained / run.training_seconds if run.training_seconds else None
     return {
@@ -66,5 +115,6 @@ def _result(run: Run) -> dict[str, Any]:
         "data": run.data,
         "sources": config.sources,
         "metrics_file": run.folder.metrics.record,
+        "weights_file": weights_hash,
         "sessions": run.sessions,
     }

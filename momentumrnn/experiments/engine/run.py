@@ -19,16 +19,16 @@ _SAVED: tuple[str, ...] = (*_PROGRESS, *_RECORDS)
 class Run:
     """One seed in training.
 
-    seed, config, folder; step: the steps taken; epochs: the lines of metrics.jsonl for epochs, the last one
-    last; losses, norms: of the steps of this epoch; frozen, stopped: why it ended early, if it did; threads:
-    of the CPU, for its steps and evaluations.
+    seed, config, folder; done: whether it had its result before this call; step: the steps taken; epochs: the
+    lines of metrics.jsonl for epochs, the last one last; losses, norms: of the steps of this epoch; frozen,
+    stopped: why it ended early, if it did; threads: of the CPU, for its steps and evaluations.
     """
 
     def __init__(self, folder: Folder, model: Model, samples: int, data: Mapping[str, str]) -> None:
         self.folder, self.seed, self.config = folder, folder.seed, folder.config
         self.model, self.steps_per_epoch = model, -(-samples // folder.config.batch_size)
         self.parameters = count_parameters(model)
-        self.done = False  # as its result says
+        self.done = False  # as the result says that is there already
         self.step = 0
         self.losses: list[float] = []
         self.norms: list[float] = []

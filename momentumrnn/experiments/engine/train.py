@@ -1,12 +1,14 @@
 """Trains the seeds of a Config, each in a folder of its own, and goes on where they were stopped."""
 
 import contextlib
+import hashlib
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...installation import install_command
 from ..config import Config
@@ -15,7 +17,6 @@ from ..runs.neighbours import check_data_of_seeds, check_sources
 from ..runs.store import Folder, RunError
 from ..sources.hashes import is_own
 from ..tasks import Data
-from ..tasks.base import sha256
 from ..threads import available_cores, threads_per_seed
 from .devices import check_threads, choose_device, torch_settings
 from .loop import Trainer
@@ -91,10 +92,12 @@ def _load_data(config: Config, seed: int, folder: Path | None) -> tuple[Data, in
     """The data with hashes of them, and the samples of an epoch; refuses a task that can't be trained on."""
     task = config.task
     loaded = task.load(folder)
-    if not loaded.hashes and loaded.tensors:
-        # As bytes, since numpy has not every dtype of torch.
-        tensors = [tensor.detach().cpu().flatten().contiguous() for tensor in loaded.tensors]
-        loaded = loaded._replace(hashes={"tensors": sha256(*(t.view(torch.uint8) for t in tensors))})
+    if is_own(type(task)):
+        # What a user hashes may be less than what is trained on.
+        name = "tensors"
+        while name in loaded.hashes:
+            name = f"loaded {name}"
+        loaded = loaded._replace(hashes={**loaded.hashes, name: _hash_tensors(loaded.tensors)})
     if config.patience and task.held_out(loaded, "validation") is None:
         raise RunError(f"patience should be 0, since {task!r} has no validation set, got {config.patience}")
     if is_own(type(task)):
@@ -102,6 +105,16 @@ def _load_data(config: Config, seed: int, folder: Path | None) -> tuple[Data, in
         with torch.random.fork_rng([]):
             check_task(config, loaded, seed)
     return loaded, len(task.rows(loaded, seed, 0)[0])
+
+
+def _hash_tensors(tensors: Sequence[Tensor]) -> str:
+    """Of how many there are, and of the dtype, the shape and the bytes of each."""
+    digest = hashlib.sha256(f"{len(tensors)}\n".encode())
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        # As bytes, since numpy has not every dtype of torch.
+        digest.update(tensor.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _open_runs(folders: Sequence[Folder], samples: int, hashes: dict[str, str], name: str) -> list[Run]:
@@ -119,7 +132,8 @@ def _share_threads(runs: Sequence[Run], device: torch.device, threads: int | Non
 
     Bits hang on the number of threads, so a run that goes on has by default those that it had.
     """
-    cores = available_cores() if threads is None else threads
+    # A user's torch.set_num_threads holds too.
+    cores = min(available_cores(), torch.get_num_threads()) if threads is None else threads
     if device.type == "cuda":
         for run in runs:
             run.threads = cores

@@ -82,6 +82,28 @@ def recipe(name: str) -> Recipe:
     return row
 
 
+def own_name(name: str, run_id: str) -> str:
+    """What a run with this id is called beside it, of the name in its record; "" if nothing.
+
+    The name of a recipe is that of its own run alone, which has no other settings in its name.
+
+    >>> run_id = recipe("figure4/LSTM/Adding/128").config.id
+    >>> own_name("figure4/LSTM/Adding/128 with alpha=0.5", run_id)  # alpha is nothing to Adam
+    'figure4/LSTM/Adding/128'
+    >>> own_name("figure4/MomentumLSTM/Adding/128", run_id)
+    ''
+    """
+    name = " ".join(name.split())
+    recipe_name, other_settings, _ = name.partition(" with ")
+    try:
+        is_recipe = recipe(recipe_name).config.id == run_id
+    except ValueError:
+        return name
+    if is_recipe:
+        return recipe_name
+    return name if other_settings else ""
+
+
 def variants(name: str) -> list[str]:
     """The names of a recipe and of all its variants. A control follows what it is a control of.
 

@@ -100,14 +100,18 @@ def read_trailer(path: Path) -> dict[str, Any] | None:
 
 
 def seal_weights(weights: "dict[str, Tensor]", metadata: dict[str, str]) -> bytes:
-    """A safetensors file of these tensors, with its checksum."""
+    """A safetensors file of these tensors, with its checksum; the same tensors give the same bytes."""
     from safetensors.torch import save
 
     _refuse_key("metadata", metadata)
     tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
     # Not without metadata: safetensors writes a header that it can't read where there is nothing at all.
     header, _, data = _split_weights(save(tensors, {KEY: ""}))
-    return save(tensors, {**metadata, KEY: _digest([header, metadata], data)})
+    # The header is written here, since safetensors writes its metadata in an order that changes.
+    sealed = {"__metadata__": {**metadata, KEY: _digest([header, metadata], data)}, **header}
+    text = json.dumps(sealed, separators=(",", ":")).encode()
+    text = text.ljust(-(-len(text) // 8) * 8)
+    return len(text).to_bytes(8, "little") + text + data
 
 
 def open_weights(path: Path) -> "tuple[dict[str, Tensor], dict[str, str], bool]":

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..config import Config
 from .read import RunRecord, read, selected
+from .store import same_data
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ def gather(roots: Sequence[Path], own: Sequence[type] = ()) -> Runs:
     """What lies in these folders; the same files give the same answer. own: the user's own classes."""
     records: list[RunRecord] = []
     by_id: dict[str, dict[int, RunRecord]] = {}
+    first_with_data: dict[str, RunRecord] = {}
     paths: dict[Path, Path] = {}
     for path in (path for root in roots for path in _candidates(root)):
         paths.setdefault(path.resolve(), path)
@@ -62,6 +64,13 @@ def gather(roots: Sequence[Path], own: Sequence[type] = ()) -> Runs:
         if record.state in ("damaged", "foreign"):
             records.append(record)
             continue
+        if record.known_data:
+            # All seeds of one run stand for the same data: those of the first one.
+            reference = first_with_data.setdefault(record.id, record)
+            if not same_data(reference.known_data, record.known_data):
+                reason = f"{record.state}; other data than {_place(reference)}"
+                records.append(replace(record, state="conflict", reason=reason))
+                continue
         seeds = by_id.setdefault(record.id, {})
         other = seeds.get(record.seed)
         if other is None:
@@ -80,8 +89,12 @@ def gather(roots: Sequence[Path], own: Sequence[type] = ()) -> Runs:
 def _beside(rest: RunRecord, counted: RunRecord) -> RunRecord:
     """What does not count, since another folder has the same run."""
     same = _numbers(rest) == _numbers(counted)[: len(rest.epochs)]
-    where = f"{counted.path.parent.name}/{counted.path.name}"
-    return replace(rest, state="doubled" if same else "conflict", reason=f"{rest.state}; beside {where}")
+    state = "doubled" if same else "conflict"
+    return replace(rest, state=state, reason=f"{rest.state}; beside {_place(counted)}")
+
+
+def _place(record: RunRecord) -> str:
+    return f"{record.path.parent.name}/{record.path.name}"
 
 
 def outcome(seeds: Mapping[int, RunRecord], epochs: int) -> Outcome:

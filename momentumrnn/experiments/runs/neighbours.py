@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..config import Config, identity
-from .store import HINT, RunError, read_json
+from .store import HINT, RunError, read_json, same_data
 
 _NEW = "start a new run beside it by --changed-source new, in Python changed_source='new'"
 
@@ -48,7 +48,7 @@ def _sources(path: Path, settings: str) -> Mapping[str, str] | None:
 
 def check_data(folder: Path, before: object, data: Mapping[str, str]) -> None:
     """Refuse to go on with other data than those that a run was begun with. before: None if not known."""
-    if not isinstance(before, dict) or before == data:
+    if not isinstance(before, dict) or same_data(before, data):
         return
     names = sorted(name for name in {*before, *data} if before.get(name) != data.get(name))
     hashes = [f"{name}: {str(before.get(name))[:12]}, now {str(data.get(name))[:12]}" for name in names]

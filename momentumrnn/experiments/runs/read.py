@@ -13,9 +13,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ..config import Config, SchemaError, identity, migrate
+from ...momentum import MOMENTA
+from ..config import CELLS, INITS, Config, SchemaError, identity, migrate
+from ..config import read as read_field
+from ..tasks import TASKS
 from .checksums import ChecksumError, RunningHash, check_metrics, read_trailer
-from .store import HINT, RunError, check_schema, read_verified, running
+from .store import HINT, NO_CHECKSUM, RunError, begun_with, check_schema, read_verified, running, same_data
 
 COUNTED = ("done", "short", "running", "stopped", "frozen")
 """The states of folders that count."""
@@ -26,7 +29,7 @@ STATES = {
     "stopped": "stopped early, by patience or by a watcher",
     "frozen": "failed: a step was not finite",
     "doubled": "a copy of another run with the same numbers; counted once",
-    "conflict": "the same run and seed as another, with other numbers; not counted",
+    "conflict": "the same run as another, with other numbers or data; not counted",
     "damaged": "its files contradict themselves or can't be read; not counted",
     "foreign": "not a run of this library; not counted",
 }
@@ -55,14 +58,20 @@ class RunRecord:
     data: Mapping[str, str] | None = None
     """The hashes of its data; None where that was not written down."""
     verified: bool = False
-    """Whether all that was read has its checksum, which is right. Older folders have none.
+    """Whether all that was read has been vouched for by checksums since the run began, and they are right.
 
-    Of a run that an older version began and this one continued, it is since then that all is vouched for.
+    Not so of a run that an older version began, also where this one went on with it.
     """
 
     @property
     def id(self) -> str:
         return identity(self.given, self.sources)
+
+    @property
+    def known_data(self) -> Mapping[str, str]:
+        """The hashes of its data, of an older run those in its result; {} if nothing is known."""
+        data = (self.result or {}).get("data") if self.data is None else self.data
+        return data if isinstance(data, dict) else {}
 
     def origin(self, key: str) -> str:
         """What its result says of its making: "device", "commit" or "command"; "" if nothing."""
@@ -79,6 +88,9 @@ class RunRecord:
         """ "accuracy" or "loss"."""
         if self.config is not None:
             return self.config.task.metric
+        written = self.origin("metric")
+        if written in ("accuracy", "loss"):
+            return written
         return "accuracy" if any("test_accuracy" in line for line in self.epochs) else "loss"
 
 
@@ -123,6 +135,7 @@ def _read(path: Path, own: Sequence[type], locked: bool) -> RunRecord:
     if run.state == "foreign":
         return run
     _check_sealed("config.json", verified, "schema" in record)
+    sealed = begun_with(record) > 1
     name = f"{run.id}-s{run.seed}"
     # Copies may have names of their own.
     if path.name != name and _NAME.fullmatch(path.name):
@@ -131,8 +144,8 @@ def _read(path: Path, own: Sequence[type], locked: bool) -> RunRecord:
     alive = not locked and running(path)
     result, result_verified = read_verified(path / "result.json")
     if result is not None:
-        _check_sealed("result.json", result_verified, "metrics_file" in result)
-    content, content_verified = _content(path, result, verified, alive)
+        _check_sealed("result.json", result_verified, sealed or "metrics_file" in result)
+    content, content_verified = _content(path, record, result, alive)
     lines = _lines(content)
     epochs = [line for line in lines if "epoch" in line]
     if result is not None:
@@ -140,7 +153,7 @@ def _read(path: Path, own: Sequence[type], locked: bool) -> RunRecord:
     state, reason = _state(run, result, len(epochs), alive)
     steps = [line for line in lines if "epoch" not in line]
     run = replace(run, state=state, reason=reason, epochs=epochs, steps=steps, result=result)
-    return replace(run, verified=verified and result_verified and content_verified)
+    return replace(run, verified=sealed and verified and result_verified and content_verified)
 
 
 _FOREIGN = "its config.json is of another kind"
@@ -157,7 +170,7 @@ def _has_other_json(path: Path) -> bool:
 def _check_sealed(name: str, verified: bool, recent: bool) -> None:
     """Refuse a file of a version that writes a checksum, if it has none."""
     if recent and not verified:
-        raise _DamageError(f"{name} lacks the checksum that was written with it: it was changed")
+        raise _DamageError(f"{name} {NO_CHECKSUM}")
 
 
 def _described(path: Path, record: Mapping[str, Any], own: Sequence[type]) -> RunRecord:
@@ -172,18 +185,42 @@ def _described(path: Path, record: Mapping[str, Any], own: Sequence[type]) -> Ru
     if not isinstance(sources, dict) or not isinstance(data, dict | None):
         return foreign
     try:
+        begun_with(record)
         given = migrate(values, check_schema(record))
         config: Config | None = Config.from_json(given, own)
     except SchemaError as error:
         return replace(foreign, reason=f"its config.json {error}")
     except (ValueError, TypeError) as error:
-        if not str(error).startswith(("task:", "cell:", "momentum:", "init:")):
-            return replace(foreign, reason=f"{_FOREIGN} or version: {error}")
+        unknown = _unknown_description(given, sources) if _of_description(error) else str(error)
+        if unknown:
+            return replace(foreign, reason=f"{_FOREIGN} or version: {unknown}")
         config = None  # described by classes of the user's
     if config is not None and sources and sources != config.sources:
         config = None  # by classes that have changed since
     name = plain(str(record.get("name", "")))
     return RunRecord(path, "", "", config, given, seed, name=name, sources=sources, data=data)
+
+
+_CLASSES: tuple[type, ...] = (*TASKS, *CELLS, *MOMENTA, *INITS)
+_OURS = {kind.__name__ for kind in _CLASSES}
+_DESCRIBED = ("task", "cell", "momentum", "init")
+
+
+def _of_description(error: Exception) -> bool:
+    """Whether an error is of a description, which may be that of a user's class."""
+    return str(error).startswith(tuple(f"{name}:" for name in _DESCRIBED))
+
+
+def _unknown_description(values: Mapping[str, Any], sources: Mapping[str, str]) -> str:
+    """What is wrong with a description by a class of ours, such as a newer version's; "" if nothing is."""
+    for name in _DESCRIBED:
+        text = str(values[name])
+        if text.partition("(")[0] in _OURS and not any(own in text for own in sources):
+            try:
+                read_field(name, text)
+            except ValueError as error:
+                return str(error)
+    return ""
 
 
 def _state(run: RunRecord, result: Any, epochs: int, alive: bool) -> tuple[str, str]:
@@ -203,25 +240,32 @@ def _state(run: RunRecord, result: Any, epochs: int, alive: bool) -> tuple[str, 
 _NAME = re.compile(r"[a-z0-9_-]+-\d+-[0-9a-f]{10}-s\d+")
 
 
-def _content(path: Path, result: Any, sealed: bool, alive: bool) -> tuple[bytes, bool]:
+def _content(path: Path, record: Mapping[str, Any], result: Any, alive: bool) -> tuple[bytes, bool]:
     """What metrics.jsonl has, and whether it is what checkpoint and result know of it.
 
-    What a killed process wrote after its last checkpoint is left out, since nothing vouches for it. sealed:
-    whether config.json has a checksum.
+    What a killed process wrote after its last checkpoint is left out, since nothing vouches for it. record:
+    what config.json says.
     """
     checkpoint, known = path / "resume.pt", (result or {}).get("metrics_file")
-    size = known.get("size") if isinstance(known, dict) else None
-    if known is not None and (type(size) is not int or size < 0):
+    size, sealed = known.get("size") if isinstance(known, dict) else None, begun_with(record) > 1
+    needed = known is not None or (sealed and result is not None)
+    if needed and (type(size) is not int or size < 0):
         raise _DamageError("result.json should say the size of metrics.jsonl, and its SHA-256")
-    records = [_of_checkpoint(checkpoint), known]
-    if sealed and result is None and not checkpoint.exists():
-        records = [RunningHash().record]  # before the first checkpoint
+    # A checkpoint is written before the first line.
+    begun_only = "schema" in record and result is None and not checkpoint.exists()
+    records = [_of_checkpoint(checkpoint, sealed), known]
+    if begun_only:
+        records = [RunningHash().record]
     try:
         content = (path / "metrics.jsonl").read_bytes()
     except FileNotFoundError:
         content = b""
     except OSError as error:
         raise RunError(f"metrics.jsonl can't be read: {error.strerror}") from None
+    if begun_only and content:
+        if checkpoint.exists():  # written meanwhile
+            return _content(path, record, result, alive)
+        raise _DamageError("resume.pt is missing, and nothing else vouches for metrics.jsonl")
     try:
         parts = [check_metrics(content, record) for record in records if record is not None]
     except ChecksumError as error:
@@ -231,16 +275,21 @@ def _content(path: Path, result: Any, sealed: bool, alive: bool) -> tuple[bytes,
     return content if alive else max(parts, key=len), True
 
 
-def _of_checkpoint(path: Path) -> dict[str, Any] | None:
-    """What the checkpoint knows of metrics.jsonl; None where there is none, or one of an older version."""
+def _of_checkpoint(path: Path, sealed: bool) -> dict[str, Any] | None:
+    """What the checkpoint knows of metrics.jsonl; None where there is none, or one of an older version.
+
+    sealed: whether it can't be of an older version.
+    """
     try:
-        return read_trailer(path)
+        record = read_trailer(path)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise RunError(f"{path.name} can't be read: {error.strerror}") from None
     except ChecksumError as error:
         raise _DamageError(f"{path.name} {error}") from None
+    _check_sealed(path.name, record is not None, sealed)
+    return record
 
 
 def _lines(content: bytes) -> list[dict[str, Any]]:
@@ -289,7 +338,8 @@ def _check(result: Any, epochs: list[dict[str, Any]], run: RunRecord) -> None:
         raise _DamageError("result.json should say why it was stopped")
     if result["seed"] != run.seed or result["id"] != run.id:
         raise _DamageError(f"result.json is that of {result['id']}-s{result['seed']}")
-    if run.data is not None and result.get("data") != run.data:
+    data = result.get("data")
+    if run.data is not None and not (isinstance(data, dict) and same_data(run.data, data)):
         raise _DamageError("result.json is of other data than config.json")
     if type(count) is not int or not 0 <= count <= len(epochs):
         raise _DamageError(f"result.json has {count} epochs, metrics.jsonl {len(epochs)}")

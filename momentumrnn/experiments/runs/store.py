@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -55,24 +55,61 @@ class Folder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """For this process alone, until it ends, however it ends."""
+        """For this process alone, until it ends, however it ends.
+
+        A folder in which nothing was written, since the run was refused, is taken away again.
+        """
+        with self._take_lock() as handle:
+            try:
+                yield
+            finally:
+                self._remove_if_empty(handle)
+
+    def _take_lock(self) -> BinaryIO:
+        """The file of the lock, which lives until it is closed."""
+        # More than once: `running` holds a lock for a moment, to see whether it can, and whoever had the lock
+        # may have taken the folder away with it.
+        for _ in range(20):
+            handle = self._open_lock()
+            if handle is not None:
+                try:
+                    with _writing(self.path / "lock"):
+                        if _lock(handle) and self._has_lock(handle):
+                            return handle
+                except BaseException:
+                    handle.close()
+                    raise
+                handle.close()
+            time.sleep(0.05)
+        raise LockedError(f"{self.path} is being written by another process: wait for it, or stop it")
+
+    def _open_lock(self) -> BinaryIO | None:
+        """The file of the lock, made if need be; None if another process takes the folder away meanwhile."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            handle = open(self.path / "lock", "a+b")  # noqa: SIM115  (held open: the lock lives with it)
+            return open(self.path / "lock", "a+b")
         except OSError as error:
+            vanished = isinstance(error, FileNotFoundError | FileExistsError)
+            if vanished and self.path.parent.is_dir() and not os.path.lexists(self.path):
+                return None
             raise RunError(
                 f"{self.path} can't be written to: {error.strerror}; name another folder by --root"
             ) from None
-        with handle:
-            # More than once: `running` holds a lock for a moment, to see whether it can.
-            for _ in range(20):
-                with _writing(self.path / "lock"):
-                    if _lock(handle):
-                        break
-                time.sleep(0.05)
-            else:
-                raise LockedError(f"{self.path} is being written by another process: wait for it, or stop it")
-            yield
+
+    def _has_lock(self, handle: BinaryIO) -> bool:
+        """Whether an open file is still the one that stands in the folder."""
+        try:
+            return os.path.samestat(os.fstat(handle.fileno()), os.stat(self.path / "lock"))
+        except FileNotFoundError:
+            return False
+
+    def _remove_if_empty(self, handle: BinaryIO) -> None:
+        """Take the folder away if it holds nothing but the lock, which this process has."""
+        # Windows refuses to remove a file that is open; the folder stays there.
+        with contextlib.suppress(OSError):
+            if os.listdir(self.path) == ["lock"] and self._has_lock(handle):
+                (self.path / "lock").unlink()
+                self.path.rmdir()  # refused if another process has made its lock there meanwhile
 
     def record(self) -> dict[str, Any] | None:
         """What config.json says; None if it is not there. Refuses that of another run."""
@@ -81,7 +118,7 @@ class Folder:
         if record is None:
             return None
         try:
-            check_schema(record)
+            begun_with(record)
         except SchemaError as error:
             raise RunError(f"{path} {error}, or {HINT}") from None
         name = record_name(record)
@@ -101,6 +138,7 @@ class Folder:
             return
         record: dict[str, Any] = {
             "schema": SCHEMA,
+            "begun_with_schema": self._begun_with(written),
             "name": (written or {}).get("name") or name,
             "config": self.config.to_json(),
             "seed": self.seed,
@@ -109,6 +147,13 @@ class Folder:
         }
         if written != record:
             self.write_json("config.json", record)
+
+    def _begun_with(self, written: dict[str, Any] | None) -> int:
+        """The schema of the version that began the run; 1 if files are there that no config.json is of."""
+        if written is not None:
+            return begun_with(written)
+        others = [self.path / name for name in ("resume.pt", "result.json", "metrics.jsonl")]
+        return 1 if any(path.exists() and path.stat().st_size for path in others) else SCHEMA
 
     def read(self, name: str) -> Any:
         """The JSON of a file, verified; None if it is not there."""
@@ -198,6 +243,8 @@ class Folder:
             raise RunError(f"{path} {error}: {HINT}") from None
         except Exception as error:  # torch.load says in many ways that a file is none of its own
             raise RunError(f"{path} is not a checkpoint, or was damaged: {HINT}") from error
+        if metrics is None and begun_with(self.record() or {}) > 1:
+            raise RunError(f"{path} {NO_CHECKSUM}: {HINT}")
         if not isinstance(state, dict) or not isinstance(state.get("format"), int):
             raise RunError(f"{path} should be a checkpoint of momentumrnn, got another file: {HINT}")
         if state["format"] > FORMAT:
@@ -216,13 +263,17 @@ class Folder:
 
 
 HINT = "move the folder away to train afresh, or take another --root"
+NO_CHECKSUM = "lacks the checksum that was written with it: it was changed"
 
 
 def running(path: Path) -> bool:
-    """Whether some process has a run's folder locked."""
+    """Whether some process has a run's folder locked. Those that ask are in nobody's way, nor each other's.
+
+    On Windows they may take each other for one that trains.
+    """
     try:
         with open(path / "lock", "r+b") as handle:
-            return not _lock(handle)
+            return not _lock(handle, shared=True)
     except OSError:
         return False
 
@@ -256,12 +307,27 @@ def check_schema(record: Mapping[str, Any]) -> int:
     return schema
 
 
+def begun_with(record: Mapping[str, Any]) -> int:
+    """The schema of the version that began a run, by its config.json; from 2 on all files carry checksums."""
+    schema = check_schema(record)
+    begun = record.get("begun_with_schema", schema)
+    if type(begun) is not int or not 1 <= begun <= schema:
+        raise SchemaError(f"should have begun_with_schema from 1 to {schema}, got {begun!r}")
+    return begun
+
+
 def record_name(record: Any) -> str:
     """The name of the folder of what config.json says; "" if it says something else."""
     try:
         return f"{identity(record['config'], record.get('sources', {}))}-s{record['seed']}"
     except (AttributeError, KeyError, TypeError, ValueError):
         return ""
+
+
+def same_data(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    """Whether hashes are of the same data. Another version may know more of them; no hash says nothing."""
+    fewer, more = sorted((one, other), key=len)
+    return all(more.get(name) == value for name, value in fewer.items())
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -295,7 +361,7 @@ def _writing(path: Path) -> Iterator[None]:
 if sys.platform == "win32":
     import msvcrt
 
-    def _lock(handle: Any) -> bool:
+    def _lock(handle: BinaryIO, shared: bool = False) -> bool:
         try:
             msvcrt.locking(handle.fileno(), msvcrt.LK_NBLCK, 1)
         except OSError:
@@ -305,9 +371,9 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-    def _lock(handle: Any) -> bool:
+    def _lock(handle: BinaryIO, shared: bool = False) -> bool:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         return True

@@ -5,6 +5,7 @@ It differs between versions of Python. It knows no lines and no file names.
 
 import dis
 import hashlib
+import inspect
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache, partial, partialmethod
@@ -13,8 +14,8 @@ from types import CodeType, FunctionType, ModuleType
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
 
 
-def bytecode_hash(kinds: Sequence[type], is_users: Callable[[str], bool]) -> str:
-    """SHA-256 of the bytecode of classes. is_users: whether a module of this name is to be looked into."""
+def bytecode_hash(kinds: Sequence[type | FunctionType], is_users: Callable[[str], bool]) -> str:
+    """SHA-256 of the bytecode of classes or functions. is_users: whether to look into a module."""
     return _Bytecode(kinds, is_users).digest.hexdigest()
 
 
@@ -47,7 +48,7 @@ def plain_text(value: object) -> str | None:
 
 
 class _Bytecode:
-    def __init__(self, kinds: Sequence[type], is_users: Callable[[str], bool]) -> None:
+    def __init__(self, kinds: Sequence[type | FunctionType], is_users: Callable[[str], bool]) -> None:
         self.digest = hashlib.sha256()
         self._is_users = is_users
         self._seen: set[int] = set()
@@ -75,6 +76,7 @@ class _Bytecode:
                 self._seen.add(id(value))
                 self._waiting.append(value)
         else:
+            self._write(type(value).__qualname__)
             for part in parts(value):
                 self._add(part)
 
@@ -86,12 +88,8 @@ class _Bytecode:
                 self._add(value)
 
     def _add_function(self, function: FunctionType) -> None:
-        codes = list(_nested(function.__code__))
-        for code in codes:
-            self._write(code.co_code, code.co_argcount, code.co_kwonlyargcount, code.co_flags, code.co_names)
-            self._write(code.co_varnames, code.co_freevars, code.co_cellvars)
-            constants = [value for value in code.co_consts if not isinstance(value, CodeType)]
-            self._write([plain_text(value) for value in constants])
+        codes = list(nested_codes(function.__code__))
+        self._write(code_text(function.__code__))
         self._add(function.__defaults__)
         for cell in function.__closure__ or ():
             try:
@@ -111,8 +109,34 @@ def _global_names(code: CodeType) -> frozenset[str]:
     return frozenset(line.argval for line in dis.get_instructions(code) if line.opname in loads)
 
 
-def _nested(code: CodeType) -> Iterator[CodeType]:
+def nested_codes(code: CodeType) -> Iterator[CodeType]:
+    """A code and those of the functions and classes in it."""
     yield code
     for value in code.co_consts:
         if isinstance(value, CodeType):
-            yield from _nested(value)
+            yield from nested_codes(value)
+
+
+def code_text(code: CodeType) -> str:
+    """What a code does, without its lines, its file and its docstring.
+
+    >>> code_text((lambda: 1).__code__) == code_text((
+    ...     lambda: 1).__code__)
+    True
+    """
+    words: list[object] = []
+    for part in nested_codes(code):
+        # The higher bits say which `__future__` the text has.
+        words += [part.co_code, part.co_argcount, part.co_kwonlyargcount, part.co_flags & 0x3FF]
+        words += [part.co_names, part.co_varnames, part.co_freevars, part.co_cellvars]
+        constants = [plain_text(value) for value in part.co_consts if not isinstance(value, CodeType)]
+        words.append([None, *constants[1:]] if _has_docstring(part) else constants)
+    return repr(words)
+
+
+def _has_docstring(code: CodeType) -> bool:
+    """Whether the first constant of a function is its docstring, or None in its place."""
+    flag = getattr(inspect, "CO_HAS_DOCSTRING", None)
+    if flag is not None:
+        return bool(code.co_flags & flag)
+    return bool(code.co_flags & inspect.CO_OPTIMIZED) and not code.co_name.startswith("<")

@@ -1,11 +1,13 @@
 """The hash of the source that decides what a user's class does. It runs no code of theirs.
 
-The source is read in pieces: the class, its bases that are a user's own, and all that these use by name. A
-name may stand for a function, a class or an assignment of the same file, or of a module beside or below it.
+The file of the class is read in pieces: the class, and all that it uses by name. Of other modules that are
+the user's own, such as those of its bases, the whole file counts, and the files that it imports.
 Each piece is a list of tokens without comments, docstrings and blanks. So every Python has the same hash.
-Values are not looked at: what a command line may change belongs in a field of the class.
+Beside the text, plain values count that the class has as attributes, or its methods from a function around.
+Other values are not looked at: what a command line may change belongs in a field of the class.
 
-A class without source, such as one that `exec` made, has a hash of its bytecode, which says so.
+A class without source, such as one that `exec` made, has a hash of its bytecode, which says so. So has one
+whose file was edited after its import: the text is then not that of the code in memory.
 """
 
 import ast
@@ -16,14 +18,15 @@ import sys
 import sysconfig
 import tokenize
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import BuiltinFunctionType, CodeType, FunctionType
 from weakref import WeakKeyDictionary
 
-from .bytecode import bytecode_hash, parts, plain_text
+from .bytecode import bytecode_hash, code_text, parts, plain_text
 from .text import (
     IMPORTS,
     Import,
@@ -103,27 +106,23 @@ def in_library(file: str) -> bool:
 
 
 class _NoSourceError(Exception):
-    """The class has no text that Python can read."""
+    """The class has no text that Python can read, or another text than that of its code in memory."""
 
 
 class _Home:
-    """A class, its bases that are a user's own, and which modules belong to them."""
+    """A class, its bases that are a user's own, and which modules are the user's."""
 
     def __init__(self, kind: type) -> None:
         self._package = _top_package(kind.__module__)
         self.kinds = [base for base in kind.__mro__ if base is kind or self._has_base(base.__module__)]
         self._own_modules = {base.__module__ for base in self.kinds}
-        self._folders = {_folder(base) for base in self.kinds}
 
     def has(self, module: str, file: str | None = None) -> bool:
-        """Whether a module is the user's: in the class's package, or beside or below the class's file."""
+        """Whether a module is the user's: no part of Python, of an installed package or of this one."""
         first, file = module.partition(".")[0], file or _file(module)
         if module in self._own_modules or first in (PACKAGE, "torch") or file is None:
             return module in self._own_modules
-        if first == self._package:
-            return True
-        is_below = any(Path(file).resolve().is_relative_to(folder) for folder in self._folders)
-        return is_below and not in_library(file)
+        return first == self._package or not in_library(file)
 
     def _has_base(self, module: str) -> bool:
         first, file = module.partition(".")[0], _file(module)
@@ -135,12 +134,6 @@ class _Home:
 def _file(module: str) -> str | None:
     file = getattr(sys.modules.get(module), "__file__", None)
     return file if isinstance(file, str) else None
-
-
-def _folder(kind: type) -> Path:
-    """The folder of the file of a class; of a notebook, the current one."""
-    files = [_file(kind.__module__), *(code.co_filename for code in _codes(kind))]
-    return next((Path(file).resolve().parent for file in files if file and Path(file).is_file()), Path.cwd())
 
 
 def _package(module: str) -> str:
@@ -156,14 +149,18 @@ class _Source:
 
     def __init__(self, home: _Home) -> None:
         self._home = home
+        self._kind = home.kinds[0]
         self._pieces: list[str] = []
         self._seen: set[tuple[object, ...]] = set()
         self._texts: dict[str, SourceText | None] = {}
+        # What is in memory of a file, by name.
+        self._memory: dict[str, Mapping[str, object]] = {}
         # The names of a notebook, whose text is in cells.
         self._notebook: dict[str, object] = {}
         self._waiting: deque[tuple[SourceText, tuple[Scope, ...], str]] = deque()
         for kind in home.kinds:
             self._add_class(kind)
+            self._add_values(kind)
             while self._waiting:
                 self._add_name(*self._waiting.popleft())
 
@@ -172,6 +169,8 @@ class _Source:
 
     def _add_class(self, kind: type) -> None:
         file, codes = _file(kind.__module__), list(_codes(kind))
+        if kind.__module__ != self._kind.__module__ and self._add_module(kind.__module__):
+            return
         files = [code.co_filename for code in codes]
         if file and (not files or Path(file).name in [Path(name).name for name in files]):
             files.insert(0, file)
@@ -183,12 +182,95 @@ class _Source:
             text = self._text(name, _package(kind.__module__))
             classes = text.classes(kind.__qualname__) if text else []
             if text and classes:
+                if module and name == file:
+                    self._memory[name] = vars(module)
+                self._check_codes(text, kind)
                 fitting = [c for c in classes if any(first_line(c[0]) <= n <= last_line(c[0]) for n in lines)]
                 for node, scopes in fitting or classes:
                     self._add(text, scopes, node)
                     self._add_changes(text, scopes, node)
+                for statement, bound in text.unused_imports():
+                    self._add_import(text, statement, bound, only_users=True)
                 return
         raise _NoSourceError
+
+    def _add_values(self, kind: type) -> None:
+        """What a class and its methods have from around it: plain values, and the names of other things."""
+        for name, value in sorted(vars(kind).items()):
+            is_special = name.startswith("__") and name.endswith("__")
+            # What Python gives to a class, such as `__replace__`, differs between its versions.
+            is_users = isinstance(value, FunctionType) and not in_library(value.__code__.co_filename)
+            if not is_special or is_users or parts(value):
+                self._add_value(kind, name, value)
+
+    def _add_value(self, kind: type, name: str, value: object) -> None:
+        text = plain_text(value)
+        if text is not None:
+            self._pieces.append(f"{name} = {text}")
+        elif any(value is own for own in self._home.kinds) or not self._is_first(value):
+            pass
+        elif isinstance(value, FunctionType | type):
+            code = value.__code__ if isinstance(value, FunctionType) else None
+            if code and code.co_filename == "<string>":  # a dataclass has methods that nobody wrote
+                return
+            self._add_definition(kind, name, value)
+            cells = (value.__closure__ if isinstance(value, FunctionType) else None) or ()
+            for free, cell in zip(code.co_freevars if code else (), cells, strict=True):
+                with suppress(ValueError):  # it is still empty
+                    self._add_value(kind, free, cell.cell_contents)
+        else:
+            inner = parts(value) or (getattr(value, "__wrapped__", None),)
+            called = f"{value.__module__} {value.__name__}" if isinstance(value, BuiltinFunctionType) else ""
+            self._pieces.append(f"{name}: {type(value).__qualname__} {called}")
+            for part in inner:
+                if part is not None:
+                    self._add_value(kind, name, part)
+
+    def _add_definition(self, kind: type, name: str, value: FunctionType | type) -> None:
+        """A function or a class, by its text where its name says which text that is, else by its bytecode."""
+        if isinstance(value, FunctionType):
+            module, words = str(value.__globals__.get("__name__")), value.__code__.co_qualname
+        else:
+            module, words = value.__module__, value.__qualname__
+        around, _, last = words.rpartition(".")
+        is_here = module == kind.__module__
+        if is_here and (f"{words}.".startswith(f"{kind.__qualname__}.")):
+            return  # in the text of the class
+        if is_here and around and around == kind.__qualname__.rpartition(".")[0] and last == name:
+            return  # beside the class, in the function around it
+        self._pieces.append(f"{name}: {words}" if is_here else f"{name}: {module} {words}")
+        if not self._home.has(module):
+            return
+        text = self._text(_file(module) or "", _package(module)) if is_here else None
+        if last != "<lambda>" and text and self._add_name(text, (), words.partition(".")[0]):
+            return
+        if last == "<lambda>" or is_here or not self._add_module(module):
+            self._pieces.append(bytecode_hash([value], self._home.has))
+
+    def _is_first(self, value: object) -> bool:
+        """Whether a value is met for the first time. The values live as long as the class."""
+        key = ("value", id(value))
+        is_first = key not in self._seen
+        self._seen.add(key)
+        return is_first
+
+    def _check_codes(self, text: SourceText, value: object) -> None:
+        """Refuses a text that is not that of the functions in memory, since the file was edited later."""
+        if not _is_cell(text.file):
+            for code in _codes(value):
+                is_of_text = Path(code.co_filename).name == Path(text.file).name
+                if is_of_text and (code.co_qualname, code_text(code)) not in text.codes:
+                    raise _NoSourceError
+
+    def _check_name(self, text: SourceText, name: str) -> None:
+        """The same of a name of a module: of a function, of a class or of a constant."""
+        memory = self._memory.get(text.file, {})
+        if name in memory:
+            value = memory[name]
+            self._check_codes(text, value)
+            literal = text.scope.literals.get(name)
+            if literal is not None and literal != plain_text(value):
+                raise _NoSourceError
 
     def _add_changes(self, text: SourceText, scopes: tuple[Scope, ...], node: ast.ClassDef) -> None:
         """What is done to a class below it, such as `First.batch = fast_batch`."""
@@ -218,6 +300,8 @@ class _Source:
     def _add_bound(self, text: SourceText, scopes: tuple[Scope, ...], name: str) -> bool:
         """The statements of the innermost scope that bind a name; whether there are any."""
         statements = (*scopes, text.scope)[0].statements(name)
+        if not scopes:
+            self._check_name(text, name)
         for statement in statements:
             if isinstance(statement, IMPORTS):
                 self._add_import(text, statement, name)
@@ -239,7 +323,7 @@ class _Source:
             module = _absolute(text, star) if isinstance(star, ast.ImportFrom) else ""
             starred = self._module(module)
             if starred and self._is_new(text, "*", module, name) and self._add_name(starred, (), name):
-                return True
+                return self._add_module(module)
         return False
 
     def _places(self, text: SourceText, name: str) -> Iterator[SourceText]:
@@ -254,34 +338,39 @@ class _Source:
             if cell:
                 yield cell
 
-    def _add_import(self, text: SourceText, statement: Import, name: str | None = None) -> None:
-        """An import, or what it imports by one name, as far as that is the user's own."""
+    def _add_import(
+        self, text: SourceText, statement: Import, name: str | None = None, only_users: bool = False
+    ) -> None:
+        """An import, or what it imports by one name; of modules of the user's, all of their files."""
         for alias in statement.names:
             bound = bound_by_import(statement, alias)
             if name not in (None, bound) or not self._is_new(text, statement.lineno, alias.name, bound):
                 continue
             if isinstance(statement, ast.Import):
-                self._pieces.append(f"import {alias.name} as {bound}")
                 words = alias.name.split(".")
-                for count in range(len(words)):
-                    self._add_module(".".join(words[: count + 1]))
+                line = f"import {alias.name} as {bound}"
+                modules = [".".join(words[: count + 1]) for count in range(len(words))]
             else:
-                dots, module = "." * statement.level, statement.module or ""
-                self._pieces.append(f"from {dots}{module} import {alias.name} as {bound}")
-                self._add_member(_absolute(text, statement), alias.name)
-
-    def _add_member(self, module: str, name: str) -> None:
-        """What `from module import name` imports: something bound there, or a module of a package."""
-        text = self._module(module)
-        is_bound = name != "*" and text is not None and self._add_name(text, (), name)
-        if not is_bound and not self._add_module(f"{module}.{name}"):
-            self._add_module(module)
+                module = _absolute(text, statement)
+                line = f"from {'.' * statement.level}{statement.module or ''} import {alias.name} as {bound}"
+                modules = [module, f"{module}.{alias.name}"]
+            if not only_users or any(self._module(module) for module in modules):
+                self._pieces.append(line)
+            for module in modules:
+                own = self._module(module)
+                # A module that imports a name from the file of the class needs no more of this file.
+                if own and own.file == _file(self._kind.__module__) and isinstance(statement, ast.ImportFrom):
+                    self._add_name(own, (), alias.name)
+                else:
+                    self._add_module(module)
 
     def _add_module(self, module: str) -> bool:
-        """All of a module of the user's; whether it is one."""
+        """All of a module of the user's, and all that it imports; whether it is one."""
         text = self._module(module)
         if text and self._is_new(text):
             self._pieces.append(text.whole())
+            for name in self._memory.get(text.file, {}):
+                self._check_name(text, name)
             for node in ast.walk(text.tree):
                 if isinstance(node, IMPORTS):
                     self._add_import(text, node)
@@ -297,7 +386,11 @@ class _Source:
     def _module(self, module: str) -> SourceText | None:
         """The text of a module, if it is the user's own."""
         file, package = _locate(module)
-        return self._text(file, package) if file and self._home.has(module, file) else None
+        if not file or not self._home.has(module, file):
+            return None
+        if module in sys.modules:
+            self._memory.setdefault(file, vars(sys.modules[module]))
+        return self._text(file, package)
 
     def _text(self, file: str, package: str) -> SourceText | None:
         if file not in self._texts:

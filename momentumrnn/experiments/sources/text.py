@@ -4,8 +4,13 @@ All answers are the same on every Python. Therefore nothing here asks `symtable`
 """
 
 import ast
+import sys
 import tokenize
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import cached_property
+
+from .bytecode import code_text, nested_codes, plain_text
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 IMPORTS = (ast.Import, ast.ImportFrom)
@@ -22,7 +27,7 @@ class Scope:
     ['sizes = [3]', 'sizes.append(5)']
     """
 
-    def __init__(self, body: Iterable[ast.stmt]) -> None:
+    def __init__(self, body: Sequence[ast.stmt]) -> None:
         self._binding: dict[str, list[ast.stmt]] = {}
         self._changing: dict[str, list[ast.stmt]] = {}
         for statement in body:
@@ -32,8 +37,58 @@ class Scope:
                 self._binding.setdefault(name, []).append(place)
             for name in _declarations([statement], ast.Global):
                 self._binding.setdefault(name, []).append(statement)
-            for name in _changed_names(statement):
+        changers = {name: changed for name in self._binding if (changed := self._changed_by_calling(name))}
+        for statement in body:
+            for name in _changed_names(statement) | self._changed_by_calls(statement, changers):
                 self._changing.setdefault(name, []).append(statement)
+
+    def _changed_by_calling(self, name: str) -> set[str]:
+        """The names of this scope that a function of it sets or changes when it is called."""
+        functions = [node for node in self._binding[name] if isinstance(node, ast.FunctionDef)]
+        inside = [inner for node in functions for inner in ast.walk(node) if isinstance(inner, ast.stmt)]
+        changed = {other for node in inside for other in _changed_names(node)}
+        return (changed | _declarations(functions, ast.Global, ast.Nonlocal)) & self._binding.keys()
+
+    def _changed_by_calls(self, statement: ast.stmt, changers: dict[str, set[str]]) -> set[str]:
+        """The names whose objects a statement may change as it calls a function with them, or decorates."""
+        changed: set[str] = set()
+        if isinstance(statement, DEFINITIONS):
+            for name in {name for node in statement.decorator_list for name in free_names(node)}:
+                is_object = not any(
+                    isinstance(n, (*DEFINITIONS, *IMPORTS)) for n in self._binding.get(name, [])
+                )
+                changed |= changers.get(name, set()) | ({name} if is_object else set())
+        elif not (isinstance(statement, ast.If) and "__name__" in free_names(statement.test)):
+            calls = [node.value for node in ast.walk(statement) if isinstance(node, ast.Expr)]
+            for call in calls:
+                name = _called(call)
+                if name in ("setattr", "delattr") or self._is_users_function(name):
+                    changed |= changers.get(name, set()) | (free_names(call) - {name})
+        return changed
+
+    def _is_users_function(self, name: str) -> bool:
+        """Whether a name stands for a function, or an import that is no part of Python, torch or ours."""
+        nodes = self._binding.get(name, [])
+        modules = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
+        modules += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        known = {*sys.stdlib_module_names, "momentumrnn", "torch"}
+        is_callable = any(isinstance(node, (*DEFINITIONS, *IMPORTS)) for node in nodes)
+        return is_callable and not any(module.partition(".")[0] in known for module in modules)
+
+    @cached_property
+    def literals(self) -> dict[str, str]:
+        """The constants that one statement sets and that nothing changes, as `plain_text` writes them."""
+        literals: dict[str, str] = {}
+        for name, nodes in self._binding.items():
+            node = nodes[0]
+            if len(nodes) > 1 or name in self._changing or not isinstance(node, ast.Assign | ast.AnnAssign):
+                continue
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            with suppress(ValueError, TypeError):
+                value = ast.literal_eval(node.value) if node.value else []
+                if all(isinstance(t, ast.Name) for t in targets) and not isinstance(value, list | dict | set):
+                    literals[name] = plain_text(value) or ""
+        return literals
 
     def statements(self, name: str) -> list[ast.stmt]:
         """Those that make a name what it is. What a file does to a module of others is not among them."""
@@ -56,6 +111,19 @@ class SourceText:
         except (ValueError, tokenize.TokenError) as error:
             raise SyntaxError(str(error)) from None
         self.scope = Scope(self.tree.body)
+
+    @cached_property
+    def codes(self) -> set[tuple[str, str]]:
+        """The name and the text of each function's bytecode, as Python compiles this text."""
+        whole = compile("".join(self._lines), self.file, "exec", dont_inherit=True)
+        return {(code.co_qualname, code_text(code)) for code in nested_codes(whole)}
+
+    def unused_imports(self) -> Iterator[tuple[Import, str]]:
+        """Imports of names that no other statement mentions: they are there for what they do."""
+        used = {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name)}
+        for name, node in _bindings(self.tree.body):
+            if isinstance(node, IMPORTS) and name not in used and name != "*":
+                yield node, name
 
     def whole(self) -> str:
         """The tokens of all lines."""
@@ -176,6 +244,13 @@ def _root(node: ast.expr) -> str | None:
     while isinstance(node, ast.Attribute | ast.Subscript):
         node = node.value
     return node.id if isinstance(node, ast.Name) and not bare else None
+
+
+def _called(node: ast.expr) -> str:
+    """The name before the brackets and the dots of a call."""
+    if not isinstance(node, ast.Call):
+        return ""
+    return node.func.id if isinstance(node.func, ast.Name) else _root(node.func) or ""
 
 
 def _classes(
