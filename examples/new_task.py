@@ -52,9 +52,11 @@ class First(Task):
         return (out.argmax(-1) == target).float()
 
 
-for momentum in (None, mr.HeavyBall(mu=0.6, step=0.4)):
-    config = configure(First(), momentum=momentum, hidden_size=16, lr=1e-2, batch_size=50, epochs=4)
-    with tempfile.TemporaryDirectory() as root:  # without root, the runs are kept in runs/
-        results = train(config, seeds=[0, 1], root=root, device="cpu")
-    found = [result["selected"]["by_validation"]["test_accuracy"] for result in results]
-    print(f"{momentum or 'no momentum'!s}: test accuracy of two seeds", *(f"{value:.3f}" for value in found))
+if __name__ == "__main__":
+    for momentum in (None, mr.HeavyBall(mu=0.6, step=0.4)):
+        config = configure(First(), momentum=momentum, hidden_size=16, lr=1e-2, batch_size=50, epochs=4)
+        with tempfile.TemporaryDirectory() as root:  # without root, the runs are kept in runs/
+            results = train(config, seeds=[0, 1], root=root, device="cpu")
+        accuracies = [result["selected"]["by_validation"]["test_accuracy"] for result in results]
+        shown = " ".join(f"{accuracy:.3f}" for accuracy in accuracies)
+        print(f"{momentum or 'no momentum'!s}: test accuracy of two seeds {shown}")

@@ -231,7 +231,7 @@ def test_a_gpu_that_is_not_there(tmp_path, capsys, name):
 def test_one_gpu_of_several(tmp_path, capsys):
     count = torch.cuda.device_count()
     assert go(tmp_path, "--epochs", "1", "--device", f"cuda:{count - 1}") == 0
-    assert f"--device cuda:{count - 1}" in settings_in(capsys.readouterr().out)
+    assert f"device: cuda:{count - 1}" in settings_in(capsys.readouterr().out)
     assert go(tmp_path, "--epochs", "1", "--device", f"cuda:{count}") == 2
     assert f"got 'cuda:{count}'" in capsys.readouterr().err
 

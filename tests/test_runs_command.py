@@ -16,6 +16,7 @@ from momentumrnn.experiments.runs.store import Folder
 TASK = Adding(length=6, samples=100, evaluation=20)
 ROOT = Path(__file__).parent.parent
 OLD = ROOT / "tests/golden/run-0.2.0"
+UNVERIFIED = "folders were begun before files carried checksums, so they can't be verified\n"
 
 
 def listed(capsys, root, code=0):
@@ -72,7 +73,9 @@ def test_runs_that_lie_deeper_are_named(tmp_path, capsys):
 def test_folders_of_older_versions_are_as_they_were_and_said_to_be_unverified(capsys, part):
     out = listed(capsys, OLD / part)
     assert {"whole": "done, epochs: 3", "stopped": "interrupted, step 14, epochs: 3"}[part] in out
-    assert out.endswith("2 of 2 folders were written before checksums and can't be verified\n")
+    assert out.endswith(
+        "2 of 2 folders were begun before files carried checksums, so they can't be verified\n"
+    )
     assert out.count("verified") == 1
 
 
@@ -81,7 +84,9 @@ def test_a_folder_of_today_is_verified(tmp_path, capsys):
     assert "verified" not in listed(capsys, tmp_path)
     shutil.copytree(OLD / "whole", tmp_path, dirs_exist_ok=True)
     out = listed(capsys, tmp_path)
-    assert out.endswith("2 of 3 folders were written before checksums and can't be verified\n")
+    assert out.endswith(
+        "2 of 3 folders were begun before files carried checksums, so they can't be verified\n"
+    )
     assert "done, epochs: 1" in out
 
 

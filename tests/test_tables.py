@@ -194,7 +194,7 @@ def test_older_folders_can_not_be_verified(tmp_path):
     (damaged / "result.json").write_text("{")
     runs = gather([tmp_path])
     assert {"done", "short", "damaged", "foreign"} == {record.state for record in runs.folders}
-    sentence = "2 of 5 folders were written before files carried checksums, so they can't be verified."
+    sentence = "2 of 5 folders were begun before files carried checksums, so they can't be verified."
     assert tables.folders(runs).note == sentence
     assert f"\n\n{sentence}\n\n" in results(content(runs), [])
 

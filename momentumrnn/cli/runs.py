@@ -44,10 +44,8 @@ def run(options: Any, args: Sequence[str]) -> int:
             _say(console, f"{record.state}: {record.path}: {record.reason}")
     unverified = sum(not record.verified for record in counted if record.state != "running")
     if unverified:
-        _say(
-            console,
-            f"{unverified} of {len(counted)} folders were written before checksums and can't be verified",
-        )
+        folders = f"{unverified} of {len(counted)} folders"
+        _say(console, f"{folders} were begun before files carried checksums, so they can't be verified")
     return 1 if any(record.state == "damaged" for record in records) else 0
 
 
@@ -116,12 +114,9 @@ def _state(record: RunRecord) -> str:
     if record.state in ("frozen", "stopped"):
         return f"{record.state} {record.reason}"
     # It may have more epochs than its result, if the process ended in between.
-    short = _epochs(record) < epochs
-    return (
-        f"interrupted after epoch {_epochs(record)} of {epochs}"
-        if short
-        else f"done, epochs: {_epochs(record)}"
-    )
+    if _epochs(record) < epochs:
+        return f"interrupted after epoch {_epochs(record)} of {epochs}"
+    return f"done, epochs: {_epochs(record)}"
 
 
 def _epochs(record: RunRecord) -> int:

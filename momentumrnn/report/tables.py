@@ -102,7 +102,7 @@ def _unverified(records: Sequence[RunRecord]) -> str:
         return ""
     were, they = ("was", "it") if count == 1 else ("were", "they")
     return (
-        f"{count} of {len(records)} folders {were} written before files carried checksums, so {they} can't "
+        f"{count} of {len(records)} folders {were} begun before files carried checksums, so {they} can't "
         "be verified."
     )
 
