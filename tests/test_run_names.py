@@ -230,3 +230,7 @@ def test_no_name_is_none(name):
 @pytest.mark.parametrize("name", ["a try", "table1/none of these", "a try with lr=1"])
 def test_a_name_of_ones_own_is_shown(name):
     assert own_name(name, "any-id") == name
+
+
+def test_one_setting_may_be_given_as_a_text():
+    assert change(configure(Adding()), "lr=0.5") == configure(Adding(), lr=0.5)

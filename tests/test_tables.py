@@ -186,7 +186,7 @@ def test_older_folders_can_not_be_verified(tmp_path):
     run(replace(TINY, epochs=1), tmp_path)
     assert tables.folders(gather([tmp_path])).note == ""
     make(tmp_path, PMNIST, 0, rising(0.93, 140))
-    sentence = "1 of 2 folders was written before files carried checksums, so it can't be verified."
+    sentence = "1 of 2 folders was begun before files carried checksums, so it can't be verified."
     assert tables.folders(gather([tmp_path])).note == sentence
     make(tmp_path, PMNIST, 1, rising(0.93, 20, 20), result=False)
     (tmp_path / "foreign").mkdir()

@@ -286,8 +286,16 @@ def _check_spelling(name: str, description: Any) -> None:
     kind = type(description)
     _check(name, description, is_dataclass(description), f"a dataclass, so {kind.__name__} needs @dataclass")
     own = [f.name for f in fields(description) if f.init]
-    hidden = [field_name for field_name in own if not _is_written(getattr(description, field_name))]
-    if not hidden:
+    # Not a class of ours, whose repr gets longer when a later version adds a field.
+    values = {key: getattr(description, key) for key in own}
+    inner = {key: value for key, value in values.items() if is_dataclass(value) and is_own(type(value))}
+    for value in inner.values():
+        _check_spelling(name, value)
+    hidden = [key for key, value in values.items() if key not in inner and not _is_written(value)]
+    if inner and not hidden:
+        # `parse` reads no description in a description.
+        hidden = [key for key, value in values.items() if f"{key}={value!r}" not in spell(description)]
+    elif not hidden:
         text = spell(description)
         # A class in a function has a name with dots, which `parse` does not read.
         short = kind.__name__ + text.removeprefix(kind.__qualname__)
@@ -297,11 +305,11 @@ def _check_spelling(name: str, description: Any) -> None:
             raise ValueError(
                 f"{name} should be a dataclass that its repr brings back: {error}. Expected is {_WRITTEN}"
             ) from None
-        values, others = _attributes(description), _attributes(again)
-        hidden = [key for key in own if repr(values[key]) != repr(others[key])]
+        before, after = _attributes(description), _attributes(again)
+        hidden = [key for key in own if repr(before[key]) != repr(after[key])]
         # What `__post_init__` makes of an argument that is no field.
-        both = sorted(values.keys() & others.keys() - set(own))
-        hidden += [key for key in both if _is_written(values[key]) and values[key] != others[key]]
+        both = sorted(before.keys() & after.keys() - set(own))
+        hidden += [key for key in both if _is_written(before[key]) and before[key] != after[key]]
         hidden += ["__repr__"] * (not hidden and spell(again) != text)
     if hidden:
         raise ValueError(

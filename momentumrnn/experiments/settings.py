@@ -49,7 +49,7 @@ def change(config: Config, settings: Sequence[str], own: Sequence[type] = ()) ->
     >>> config.task
     PMNIST(permutation='seed', validation=5000, limit=0)
     """
-    parsed = [_split(text) for text in settings]
+    parsed = [_split(text) for text in ([settings] if isinstance(settings, str) else settings)]
     for position, later in enumerate(parsed):
         for earlier in parsed[:position]:
             if earlier.path[: len(later.path)] == later.path:
