@@ -230,7 +230,7 @@ def test_a_step_without_its_rebasing_is_not_kept(when, threads, count, whole, tm
         calls.append(self)
         if when == "after":
             rebase(self)
-        if len(calls) == count:
+        if len(calls) >= count:  # two threads may count at once
             raise RuntimeError("no more")
         if when == "before":
             rebase(self)
