@@ -125,7 +125,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     # Another test may have left modules of these names.
     for name in FILES:
-        monkeypatch.delitem(sys.modules, Path(name).with_suffix("").parts[0], raising=False)
+        monkeypatch.delitem(sys.modules, name.removesuffix(".py").partition("/")[0], raising=False)
     before = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - before:
