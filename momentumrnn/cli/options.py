@@ -88,7 +88,7 @@ def given_texts(groups: Sequence[Sequence[str]]) -> list[str]:
 def wait_without_spinning(environment: MutableMapping[str, str]) -> None:
     """Let the threads of torch sleep soon when they wait, unless the user decides how they wait.
 
-    By default they spin for milliseconds. Then two processes on the same cores take a hundred times as long.
+    By default they spin for milliseconds. Then two processes on the same cores take 30 to 400 times as long.
     OpenMP reads this when torch is imported. results/bench/side-by-side.json has what it costs and saves.
     """
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & environment.keys():
