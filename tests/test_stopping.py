@@ -290,7 +290,7 @@ def test_an_error_in_a_note_loses_nothing(whole, tmp_path):
 
 
 def test_the_watchers_error_is_the_one_to_show(tmp_path, monkeypatch):
-    """Even where nothing can be saved any more."""
+    """Even where nothing can be saved any more, which it says."""
     save = loop.Run.save
 
     def full(run):
@@ -299,8 +299,10 @@ def test_the_watchers_error_is_the_one_to_show(tmp_path, monkeypatch):
         save(run)
 
     monkeypatch.setattr(loop.Run, "save", full)
-    with pytest.raises(KeyError, match="epoch of the watcher"):
+    with pytest.raises(KeyError, match="epoch of the watcher") as error:
         fit(CONFIG, tmp_path, watcher=Broken("epoch"))
+    (note,) = error.value.__notes__
+    assert note == "What was trained since the last checkpoint could not be saved: no space is left"
 
 
 @pytest.mark.gpu

@@ -4,7 +4,6 @@ All seeds that are equally far are trained together. What a step computes depend
 the number of the step alone: a run that was killed goes on from its checkpoint, to the same numbers.
 """
 
-import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -121,9 +120,9 @@ class Trainer:
         for (replicas, runs), (count, spent) in zip(live, taken, strict=True):
             self._read(replicas, runs, count, spent)
         if error is not None:
-            # What went well is kept, if it can be; the first error is the one to show.
-            with contextlib.suppress(Exception):
-                self._save([(replicas, runs) for replicas, runs in live if not replicas.torn], group)
+            # What went well is kept.
+            whole = [(replicas, runs) for replicas, runs in live if not replicas.torn]
+            self._save_beside(error, whole, group)
             raise error
         return edge
 
@@ -142,11 +141,16 @@ class Trainer:
         """Call a method of the watcher. If it raises, first save what was trained."""
         try:
             method(*arguments)
-        except BaseException:
-            # The watcher's error is the one to show.
-            with contextlib.suppress(Exception):
-                self._save(live, group)
+        except BaseException as error:
+            self._save_beside(error, live, group)
             raise
+
+    def _save_beside(self, error: BaseException, live: Live, group: list[Run]) -> None:
+        """Save after an error, which is the one to show. If that fails too, a note of the error says so."""
+        try:
+            self._save(live, group)
+        except Exception as failure:
+            error.add_note(f"What was trained since the last checkpoint could not be saved: {failure}")
 
     def _stop_runs(self, live: Live, group: list[Run]) -> bool:
         """Stop runs that the watcher has stopped or that have lost their patience; returns whether any."""
