@@ -14,6 +14,7 @@ import contextlib
 import io
 import json
 import os
+import stat
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -90,11 +91,18 @@ class Folder:
             return open(self.path / "lock", "a+b")
         except OSError as error:
             vanished = isinstance(error, FileNotFoundError | FileExistsError)
-            if vanished and self.path.parent.is_dir() and not os.path.lexists(self.path):
+            if vanished and self.path.parent.is_dir() and self._can_be_made():
                 return None
             raise RunError(
                 f"{self.path} can't be written to: {error.strerror}; name another folder by --root"
             ) from None
+
+    def _can_be_made(self) -> bool:
+        """Whether nothing stands in place of the folder. It may be there again by now; one look decides."""
+        try:
+            return stat.S_ISDIR(os.lstat(self.path).st_mode)
+        except FileNotFoundError:
+            return True
 
     def _has_lock(self, handle: BinaryIO) -> bool:
         """Whether an open file is still the one that stands in the folder."""
